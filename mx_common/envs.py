@@ -1,0 +1,387 @@
+"""Every environment variable of the pack, in one table.
+
+The configuration page (`docs/configuration.md`) and `mx envs` are made from this table, and no other file reads the
+process environment. Values are read at call time, so a test or a long-lived process sees a change.
+
+    from mx_common import envs
+    envs.TRANSFER_TIMEOUT.get()      # float seconds; ConfigError names the variable, its value and what is allowed
+
+Invariant: a bad value is never used. Settings that decide *what happens* raise `ConfigError`; settings that only tune or
+observe (weights, bounds of the floor, topology) fall back to their default with one warning that names the value.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, Literal, TypeVar
+
+from mx_common.errors import ConfigError
+
+__all__ = ["TABLE", "Setting", "Var", "runtime_dir", "set_default", "unknown_names"]
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_warned: set[tuple[str, str]] = set()
+
+
+@dataclass(frozen=True)
+class Setting(Generic[T]):
+    """What one variable says now: the value in force, where it comes from, and what is wrong with the text if anything."""
+
+    name: str
+    raw: str | None
+    value: T
+    origin: Literal["default", "environment"]
+    problem: str = ""
+
+
+class Var(Generic[T]):
+    """One row of the table: name, type, default, allowed range, meaning in one line."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        kind: str,
+        default: T,
+        parse: Callable[[str], T],
+        meaning: str,
+        group: str,
+        allowed: str = "",
+        strict: bool = True,
+        shown_default: str | None = None,
+    ) -> None:
+        self.name = name
+        self.kind = kind
+        self.default = default
+        self.meaning = meaning
+        self.group = group
+        self.allowed = allowed
+        self.strict = strict
+        self.shown_default = str(default) if shown_default is None else shown_default
+        self._parse = parse
+
+    def read(self, environ: Mapping[str, str] | None = None) -> Setting[T]:
+        """The setting as it stands, never raising: `problem` says why a text is not used. Empty text counts as unset."""
+        raw = (os.environ if environ is None else environ).get(self.name)
+        if raw is None or not raw.strip():
+            return Setting(self.name, raw, self.default, "default")
+        try:
+            raw.encode("utf-8")
+        except UnicodeEncodeError:
+            return Setting(self.name, raw, self.default, "default", "is not valid UTF-8")
+        try:
+            return Setting(self.name, raw, self._parse(raw.strip()), "environment")
+        except ValueError as error:
+            return Setting(self.name, raw, self.default, "default", str(error) or "cannot be parsed")
+
+    def get(self) -> T:
+        """The value in force. Raises `ConfigError` for a bad text of a strict setting; warns once for the others."""
+        setting = self.read()
+        if setting.problem:
+            shown = ascii(setting.raw)
+            if self.strict:
+                wanted = f"; allowed: {self.allowed}" if self.allowed else f"; expected {self.kind}"
+                raise ConfigError(f"{self.name}={shown} {setting.problem}{wanted} (default {self.shown_default})")
+            key = (self.name, shown)
+            if key not in _warned:
+                _warned.add(key)
+                log.warning("%s=%s %s; using %s", self.name, shown, setting.problem, self.shown_default)
+        return setting.value
+
+    def is_set(self) -> bool:
+        """Whether the operator gave this variable a usable value."""
+        return self.read().origin == "environment"
+
+
+TABLE: dict[str, Var[object]] = {}
+
+
+def _add(var: Var[T]) -> Var[T]:
+    TABLE[var.name] = var  # type: ignore[assignment]
+    return var
+
+
+def _text(name: str, default: str, meaning: str, group: str, *, strict: bool = False, shown_default: str = "") -> Var[str]:
+    return _add(
+        Var(
+            name,
+            kind="text",
+            default=default,
+            parse=str,
+            meaning=meaning,
+            group=group,
+            strict=strict,
+            shown_default=shown_default or default or "(unset)",
+        )
+    )
+
+
+def _choice(name: str, choices: tuple[str, ...], meaning: str, group: str) -> Var[str]:
+    def parse(raw: str) -> str:
+        if raw.lower() not in choices:
+            raise ValueError("is not one of the known values")
+        return raw.lower()
+
+    return _add(
+        Var(name, kind="choice", default=choices[0], parse=parse, meaning=meaning, group=group, allowed=", ".join(choices))
+    )
+
+
+def _flag(name: str, default: bool, meaning: str, group: str) -> Var[bool]:
+    words = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+
+    def parse(raw: str) -> bool:
+        if raw.lower() not in words:
+            raise ValueError("is not a flag")
+        return words[raw.lower()]
+
+    return _add(
+        Var(
+            name,
+            kind="flag",
+            default=default,
+            parse=parse,
+            meaning=meaning,
+            group=group,
+            allowed="1 or 0",
+            shown_default="1" if default else "0",
+        )
+    )
+
+
+def _number(
+    name: str,
+    default: float,
+    meaning: str,
+    group: str,
+    *,
+    low: float = 0.0,
+    above: bool = False,
+    strict: bool = True,
+    clamp: bool = False,
+) -> Var[float]:
+    allowed = f"{'>' if above else '>='} {low:g}, finite"
+
+    def parse(raw: str) -> float:
+        try:
+            value = float(raw)
+        except ValueError:
+            raise ValueError("is not a number") from None
+        if not math.isfinite(value):
+            raise ValueError("is not finite")
+        if value < low or (above and value == low):
+            if clamp:
+                return low
+            raise ValueError("is out of range")
+        return value
+
+    return _add(
+        Var(
+            name,
+            kind="number",
+            default=float(default),
+            parse=parse,
+            meaning=meaning,
+            group=group,
+            allowed=f"{allowed}; smaller is {low:g}" if clamp else allowed,
+            strict=strict,
+            shown_default=f"{default:g}",
+        )
+    )
+
+
+def _integer(name: str, default: int, meaning: str, group: str, *, low: int = 0, high: int | None = None) -> Var[int]:
+    allowed = f">= {low}" if high is None else f"{low} to {high}"
+
+    def parse(raw: str) -> int:
+        try:
+            value = int(raw)
+        except ValueError:
+            raise ValueError("is not a whole number") from None
+        if value < low or (high is not None and value > high):
+            raise ValueError("is out of range")
+        return value
+
+    return _add(Var(name, kind="integer", default=default, parse=parse, meaning=meaning, group=group, allowed=allowed))
+
+
+def _floor_bound(name: str, meaning: str, *, auto: bool) -> Var[float | Literal["auto"]]:
+    def parse(raw: str) -> float | Literal["auto"]:
+        if auto and raw.lower() == "auto":
+            return "auto"
+        try:
+            value = float(raw)
+        except ValueError:
+            raise ValueError("is not a number") from None
+        if not math.isfinite(value) or value < 0:
+            raise ValueError("is negative or not finite")
+        return value
+
+    default: float | Literal["auto"] = 0.0
+    return _add(
+        Var(
+            name,
+            kind="number or auto" if auto else "number",
+            default=default,
+            parse=parse,
+            meaning=meaning,
+            group="Floor",
+            allowed=">= 0, finite" + (", or auto" if auto else ""),
+            strict=False,
+            shown_default="0 (off)",
+        )
+    )
+
+
+# Directory -----------------------------------------------------------------------------------------------------------
+SERVER_ADDRESS = _text(
+    "MX_SERVER_ADDRESS",
+    "",
+    "host:port of the directory; unset: the pack hosts one itself on this machine",
+    "Directory",
+    strict=True,
+    shown_default="(unset: embedded)",
+)
+EMBEDDED_ADDRESS = _text(
+    "MX_EMBEDDED_ADDRESS", "127.0.0.1:8001", "where the embedded directory binds and is looked for", "Directory", strict=True
+)
+RPC_TIMEOUT = _number("MX_RPC_TIMEOUT", 10, "seconds one call may take, retries included", "Directory", above=True)
+HEARTBEAT_SECONDS = _number("MX_HEARTBEAT_SECONDS", 30, "seconds between two heartbeats of a source", "Directory", above=True)
+STALE_SECONDS = _number(
+    "MX_STALE_SECONDS", 90, "seconds of silence after which the directory calls a source STALE", "Directory", above=True
+)
+REMOVE_SECONDS = _number(
+    "MX_REMOVE_SECONDS", 600, "seconds of silence after which the directory forgets a source", "Directory", above=True
+)
+ADVERTISE_HOST = _text(
+    "MX_ADVERTISE_HOST",
+    "",
+    "host or address under which other nodes reach this worker",
+    "Directory",
+    shown_default="(unset: the address that routes to the directory)",
+)
+WORKER_PORT = _integer(
+    "MX_WORKER_PORT", 0, "first port of the per-worker control service, plus the rank; 0: any free port", "Directory", high=65535
+)
+RUNTIME_DIR = _text(
+    "MX_RUNTIME_DIR",
+    "",
+    "directory for small host-local files (serving load)",
+    "Directory",
+    shown_default="(unset: mx-<uid> in XDG_RUNTIME_DIR or the temporary directory)",
+)
+
+# Selection -----------------------------------------------------------------------------------------------------------
+SOURCE_SELECTOR = _text("MX_P2P_SOURCE_SELECTOR", "random", "policy that orders the sources", "Selection")
+LOAD_WEIGHT = _number(
+    "MX_P2P_LOAD_WEIGHT", 1.0, "weight of a source's load in load_aware", "Selection", strict=False, clamp=True
+)
+TOPOLOGY_LOAD_WEIGHT = _number(
+    "MX_P2P_TOPOLOGY_LOAD_WEIGHT",
+    0.0,
+    "weight of the load in topology_aware; unset: MX_P2P_LOAD_WEIGHT if that is set, else 0",
+    "Selection",
+    strict=False,
+    clamp=True,
+)
+TOPOLOGY_LEVELS = _text(
+    "MX_P2P_TOPOLOGY_LEVELS",
+    "region,zone,datacenter,block,rack,host,numa",
+    "topology levels, broad to narrow",
+    "Selection",
+)
+TOPOLOGY = _text("MX_P2P_TOPOLOGY", "", "where this node is: a JSON object, level to value", "Selection")
+TOPOLOGY_MOUNT_PATH = _text(
+    "DYN_TOPOLOGY_MOUNT_PATH", "/etc/dynamo/topology", "directory with one file a level, when MX_P2P_TOPOLOGY is unset", "Selection"
+)
+MAX_SOURCES = _integer("MX_P2P_MAX_SOURCES", 3, "sources tried before falling back", "Selection", low=1)
+FRESH_SECONDS = _number(
+    "MX_P2P_FRESH_SECONDS", 90, "a record older than this, by the directory's clock, is not used", "Selection", above=True
+)
+
+# Source load ---------------------------------------------------------------------------------------------------------
+RUNTIME_METRICS_URL = _text(
+    "MX_P2P_RUNTIME_METRICS_URL", "", "the engine's Prometheus page, read for its load at each heartbeat", "Source load"
+)
+MAX_READERS = _integer("MX_SOURCE_MAX_READERS", 8, "open read leases at which a source counts as full", "Source load", low=1)
+
+# Transfer ------------------------------------------------------------------------------------------------------------
+TRANSFER_TIMEOUT = _number("MX_TRANSFER_TIMEOUT", 300, "seconds one source may take for the whole transfer", "Transfer", above=True)
+STALL_TIMEOUT = _number(
+    "MX_TRANSFER_STALL_TIMEOUT", 30, "seconds a transfer may go without one byte of progress", "Transfer", above=True
+)
+LEASE_SECONDS = _number(
+    "MX_LEASE_SECONDS", 60, "seconds a read lease lives without renewal; readers renew at a third", "Transfer", above=True
+)
+NIXL_BACKEND = _text("MX_NIXL_BACKEND", "UCX", "NIXL backend that moves the bytes", "Transfer", strict=True)
+
+# Load ----------------------------------------------------------------------------------------------------------------
+VERIFY_DIGEST = _flag("MX_VERIFY_DIGEST", True, "compare every tensor's digest with the source's", "Load")
+LOAD_FALLBACK = _choice(
+    "MX_LOAD_FALLBACK", ("storage", "none"), "what follows when no source works: read from storage, or stop", "Load"
+)
+MODEL_NAME = _text(
+    "MX_MODEL_NAME",
+    "",
+    "name under which weights are shared, when replicas give different paths for the same weights",
+    "Load",
+    shown_default="(unset: the model as the engine was given it)",
+)
+MODEL_REVISION = _text(
+    "MX_MODEL_REVISION", "", "revision that is part of the identity", "Load", shown_default="(unset: the engine's revision)"
+)
+
+# Floor ---------------------------------------------------------------------------------------------------------------
+MIN_GBPS = _floor_bound("MX_RESHARD_MIN_GBPS", "floor of a rank's wire rate, Gbit/s; auto: a fraction of the link", auto=True)
+MAX_GBPS = _floor_bound("MX_RESHARD_MAX_GBPS", "ceiling of a rank's wire rate, Gbit/s; above it nothing is installed", auto=False)
+FLOOR_AUTO_FRACTION = _number(
+    "MX_FLOOR_AUTO_FRACTION", 0.3, "fraction of the link rate that is the floor under auto", "Floor", strict=False, above=True
+)
+FLOOR_LINK_GBPS = _number(
+    "MX_FLOOR_LINK_GBPS", 0, "link rate used by auto, Gbit/s; 0: read it from sysfs", "Floor", strict=False
+)
+FLOOR_MIN_BYTES = _integer("MX_FLOOR_MIN_BYTES", 64 << 20, "transfers below this many bytes are unmeasured", "Floor")
+RECORDS_FILE = _text(
+    "MX_RECORDS_FILE",
+    "",
+    "records also go to this file, JSON lines; {pid} and {rank} in the name are filled in, a pid is added otherwise",
+    "Floor",
+)
+
+# Patches -------------------------------------------------------------------------------------------------------------
+DISABLE_PATCHES = _flag("MX_DISABLE_PATCHES", False, "apply none of the framework patches", "Patches")
+
+
+def set_default(name: str, value: str) -> bool:
+    """Set a foreign variable (UCX_…) unless the operator did; returns whether it was set. Called when a transport opens."""
+    if name in os.environ:
+        return False
+    os.environ[name] = value
+    return True
+
+
+def foreign(name: str) -> str | None:
+    """A variable that belongs to another project (UCX_TLS, …), for reports."""
+    return os.environ.get(name)
+
+
+def runtime_dir() -> Path:
+    """The host-local directory for small files of this user; made on first use by whoever writes."""
+    configured = RUNTIME_DIR.get()
+    if configured:
+        return Path(configured)
+    return Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()) / f"mx-{os.getuid()}"
+
+
+def unknown_names() -> list[str]:
+    """Set variables that begin like ours and are not in the table: most often a typing error."""
+    return sorted(name for name in os.environ if name.startswith("MX_") and name not in TABLE)
