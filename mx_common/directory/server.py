@@ -1,0 +1,186 @@
+"""A directory server in a thread of its own, for `mx server` and for the embedded default alike.
+
+    with DirectoryServer("127.0.0.1:0") as server:
+        print(server.address)
+
+It speaks P2pService, the standard gRPC health service and server reflection. Invariants: the port belongs to exactly one
+server (`SO_REUSEPORT` is off), and `stop` leaves neither a thread nor a listening socket behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import concurrent.futures
+import errno
+import logging
+import socket
+import threading
+from typing import Any
+
+import grpc
+from google.protobuf import descriptor_pool
+
+from mx_common import envs
+from mx_common.directory._channel import message_limits
+from mx_common.directory._service import MAX_RECORD_BYTES, DirectoryService
+from mx_common.directory.address import Address
+from mx_common.directory.store import MemoryStore, Store
+from mx_common.errors import DirectoryUnavailable
+from mx_common.wire import add_files
+from mx_common.wire.rpc import P2P_SERVICE, service_handler
+
+__all__ = ["DirectoryServer"]
+
+log = logging.getLogger(__name__)
+
+START_SECONDS = 10.0
+SWEEP_SECONDS = 1.0
+
+
+class DirectoryServer:
+    """Serves `store` on `address` (`host:port`, port 0 for any free one). Without a store: a `MemoryStore` by the environment.
+
+    `start` raises `ConfigError` for a malformed address and `DirectoryUnavailable` when the address cannot be bound; the
+    latter's `__cause__` is what the system said, None when the address is free again.
+    """
+
+    def __init__(self, address: str, store: Store | None = None, *, max_record_bytes: int = MAX_RECORD_BYTES) -> None:
+        self._wanted = Address.parse(address, what="directory address", binding=True)
+        self._store: Store = store or MemoryStore(
+            stale_seconds=envs.STALE_SECONDS.get(), remove_seconds=envs.REMOVE_SECONDS.get()
+        )
+        self._max_record_bytes = max_record_bytes
+        self._bound: Address | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stopping: asyncio.Event | None = None
+        self._thread: threading.Thread | None = None
+
+    @property
+    def address(self) -> str:
+        """`host:port` as bound. Only after `start`."""
+        if self._bound is None:
+            raise DirectoryUnavailable(f"the directory server on {self._wanted} is not running: call start() first")
+        return str(self._bound)
+
+    def start(self) -> DirectoryServer:
+        """Bind and serve. Returns itself."""
+        if self._thread is not None:
+            return self
+        if (reason := _why_not_bound(self._wanted)) is not None:
+            # asked first because grpc prints every failed bind to stderr
+            raise self._cannot_serve(reason) from reason
+        bound: concurrent.futures.Future[int] = concurrent.futures.Future()
+        self._thread = threading.Thread(target=self._main, args=(bound,), name="mx-directory", daemon=True)
+        self._thread.start()
+        try:
+            port = bound.result(START_SECONDS)
+        except Exception as error:
+            # grpc reports a failed bind as a bare RuntimeError; whatever it was, the caller has no server
+            self._thread.join(START_SECONDS)
+            self._thread = None
+            # no reason and a RuntimeError: the address was taken and is free again
+            cause = _why_not_bound(self._wanted) or (None if isinstance(error, RuntimeError) else error)
+            raise self._cannot_serve(cause or error) from cause
+        self._bound = Address(self._wanted.host, port)
+        atexit.register(self.stop)
+        log.info("directory serves on %s", self._bound)
+        return self
+
+    def stop(self, grace: float = 0.5) -> None:
+        """Stop serving; calls in flight have `grace` seconds to end."""
+        thread, self._thread, self._bound = self._thread, None, None
+        if thread is None or self._loop is None or self._stopping is None:
+            return
+        atexit.unregister(self.stop)
+        self._grace = grace
+        try:
+            self._loop.call_soon_threadsafe(self._stopping.set)
+        except RuntimeError:
+            # the loop has closed by itself
+            return
+        thread.join(grace + START_SECONDS)
+
+    def __enter__(self) -> DirectoryServer:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def _cannot_serve(self, reason: BaseException) -> DirectoryUnavailable:
+        return DirectoryUnavailable(f"cannot serve a directory on {self._wanted}: {reason}; free the address or choose another")
+
+    def _main(self, bound: concurrent.futures.Future[int]) -> None:
+        try:
+            asyncio.run(self._serve(bound))
+        except Exception as error:
+            # the thread's only reader is start(), which is told; later failures belong in the log
+            if bound.done():
+                log.exception("directory on %s stopped", self._wanted)
+            else:
+                bound.set_exception(error)
+
+    async def _serve(self, bound: concurrent.futures.Future[int]) -> None:
+        self._loop, self._stopping, self._grace = asyncio.get_running_loop(), asyncio.Event(), 0.5
+        server = grpc.aio.server(options=[*message_limits(), ("grpc.so_reuseport", 0)])
+        service = DirectoryService(self._store, max_record_bytes=self._max_record_bytes)
+        server.add_generic_rpc_handlers((service_handler(P2P_SERVICE, service),))
+        health = _add_health_and_reflection(server)
+        port = server.add_insecure_port(str(self._wanted))
+        await server.start()
+        await _serving(health)
+        bound.set_result(port)
+        while not self._stopping.is_set():
+            if self._store.blocking:
+                await asyncio.to_thread(self._store.sweep)
+            else:
+                self._store.sweep()
+            try:
+                await asyncio.wait_for(self._stopping.wait(), SWEEP_SECONDS)
+            except asyncio.TimeoutError:
+                continue
+        await server.stop(self._grace)
+
+
+def _add_health_and_reflection(server: Any) -> Any:
+    from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+    from grpc_reflection.v1alpha import reflection, reflection_pb2
+
+    servicer = health.aio.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+    # reflection answers from a pool of its own: ours has no health service, and the default pool may have another p2p.proto
+    pool = descriptor_pool.DescriptorPool()
+    add_files(pool)
+    for file in (health_pb2.DESCRIPTOR, reflection_pb2.DESCRIPTOR):
+        pool.AddSerializedFile(file.serialized_pb)
+    names = (P2P_SERVICE.full_name, health.SERVICE_NAME, reflection.SERVICE_NAME)
+    reflection.enable_server_reflection(names, server, pool=pool)
+    return servicer
+
+
+async def _serving(servicer: Any) -> None:
+    from grpc_health.v1 import health_pb2
+
+    for name in ("", P2P_SERVICE.full_name):
+        await servicer.set(name, health_pb2.HealthCheckResponse.SERVING)
+
+
+def _why_not_bound(address: Address) -> OSError | None:
+    """What the system says about binding `address`; None when it would work now."""
+    try:
+        infos = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except OSError as error:
+        return error
+    for family, kind, protocol, _, target in infos:
+        with socket.socket(family, kind, protocol) as probe:
+            try:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(target)
+            except OSError as error:
+                return error
+    return None
+
+
+def is_address_in_use(error: BaseException | None) -> bool:
+    """Whether `error`, the cause of a failed `start`, says that somebody else has the address."""
+    return isinstance(error, OSError) and error.errno == errno.EADDRINUSE

@@ -1,0 +1,180 @@
+"""One attempt to read a model's weights out of one source.
+
+    pulled = pull(candidate, table, job, client, transport, log)
+
+Manifest under a lease, plan, read, digests, floor verdict: in that order, each able to end the attempt with an error of the tree.
+Invariant: the target's memory is written only after names, dtypes, sizes, layouts and coverage agree; `AttemptFailed.moved` tells
+whether it may have been written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mx_common import floor
+from mx_common.directory.client import DirectoryClient
+from mx_common.directory.worker_client import LeaseKeeper, WorkerClient
+from mx_common.errors import DigestMismatch, MxError, SourceLost
+from mx_common.load.digest import tensor_digests
+from mx_common.load.engine import Job
+from mx_common.load.matching import check_coverage, mismatched, plan_reads
+from mx_common.load.progress import TransferProgress
+from mx_common.load.tensors import TensorTable, _some
+from mx_common.selection import Candidate
+from mx_common.transport import Transport, WireResult
+
+__all__ = ["AttemptFailed", "Pulled", "pull"]
+
+
+class AttemptFailed(Exception):
+    """This source did not give the weights. `moved`: the target's memory may have been written."""
+
+    def __init__(self, reason: str, *, moved: bool) -> None:
+        super().__init__(reason)
+        self.moved = moved
+
+
+@dataclass(frozen=True)
+class Pulled:
+    """What arrived: the source's table, the wire's figures, whether every tensor's digest was compared, the floor's verdict, and
+    seconds by stage."""
+
+    source: TensorTable
+    wire: WireResult
+    verified: bool
+    verdict: floor.Verdict
+    seconds: dict[str, float]
+
+
+def pull(
+    candidate: Candidate,
+    target: TensorTable,
+    job: Job,
+    client: DirectoryClient,
+    transport: Transport,
+    policy: str,
+    log: logging.Logger,
+) -> Pulled:
+    """Fill `target`'s memory from `candidate`. Raises AttemptFailed."""
+    moved = False
+    seconds: dict[str, float] = {}
+    try:
+        with _offer(candidate, job, client) as offer:
+            with _timed(seconds, "plan"):
+                source = TensorTable.from_descriptors(offer.tensors, target.mem)
+                reads = plan_reads(source, target)
+                check_coverage(reads, target)
+            with _timed(seconds, "connect"):
+                if offer.nixl_metadata:
+                    peer = transport.connect(offer.nixl_metadata)
+                else:
+                    peer = transport.connect_listener(offer.agent, *offer.listener, job.settings.stall_timeout)
+            moved = True
+            label = f"weights of {job.identity.model_name} from {candidate.worker_id}"
+            with _timed(seconds, "wire"), TransferProgress(label, reads.total_bytes, log) as shown:
+                wire = transport.read(
+                    peer, reads, timeout=job.settings.transfer_timeout, stall_timeout=job.settings.stall_timeout, progress=shown
+                )
+            transport.disconnect(peer)
+            offer.check()
+        with _timed(seconds, "verify"):
+            verified = job.settings.verify_digest and source.digested
+            if job.settings.verify_digest:
+                _compare_digests(source, target)
+        context = _context(candidate, job, wire, policy, verified, seconds)
+        verdict = floor.check(floor.WireTransfer("load", wire.wire_bytes, wire.wire_seconds, context), log)
+    except MxError as error:
+        raise AttemptFailed(f"{type(error).__name__}: {error}", moved=moved) from None
+    return Pulled(source, wire, verified, verdict, seconds)
+
+
+@dataclass(frozen=True)
+class _Offer:
+    """What a source lets a reader have: its tensors, how to connect to it, and a check that it still holds the memory."""
+
+    tensors: Sequence[Any]
+    nixl_metadata: bytes
+    agent: str
+    listener: tuple[str, int]
+    check: Callable[[], None]
+
+
+@contextlib.contextmanager
+def _offer(candidate: Candidate, job: Job, client: DirectoryClient) -> Iterator[_Offer]:
+    """Ask the source itself, under a lease; a source without a control service has everything in its record."""
+    found = client.get_metadata(candidate.mx_source_id, candidate.worker_id)
+    if found is None:
+        raise SourceLost(f"the directory no longer knows worker {candidate.worker_id}; it left after it was listed")
+    worker = found.worker
+    if worker.worker_rank != job.rank:
+        raise SourceLost(f"worker {candidate.worker_id} now serves rank {worker.worker_rank}, rank {job.rank} was asked for")
+    if not worker.worker_grpc_endpoint:
+        described = worker.tensor_source.tensors if worker.HasField("tensor_source") else worker.tensors
+        yield _Offer(described, worker.nixl_metadata, worker.agent_name, _host_port(worker.metadata_endpoint), lambda: None)
+        return
+    with (
+        WorkerClient(worker.worker_grpc_endpoint, candidate.mx_source_id, candidate.worker_id) as control,
+        LeaseKeeper(control) as lease,
+    ):
+        answer = lease.manifest
+        yield _Offer(
+            answer.tensors,
+            answer.nixl_metadata or worker.nixl_metadata,
+            answer.agent_name or worker.agent_name,
+            _host_port(answer.metadata_endpoint or worker.metadata_endpoint),
+            lease.check,
+        )
+
+
+def _host_port(endpoint: str) -> tuple[str, int]:
+    host, _, port = endpoint.rpartition(":")
+    return host.strip("[]"), int(port) if port.isdigit() else 0
+
+
+def _compare_digests(source: TensorTable, target: TensorTable) -> None:
+    wrong = mismatched(source, target.names, list(tensor_digests(target.held)))
+    if wrong:
+        raise DigestMismatch(
+            f"{len(wrong)} of {len(target)} tensors differ from what the source published ({_some(wrong)}); it changed its weights "
+            "while they were read, or the transport damaged them"
+        )
+
+
+@contextlib.contextmanager
+def _timed(seconds: dict[str, float], stage: str) -> Iterator[None]:
+    start = time.perf_counter()
+    try:
+        yield
+    finally:
+        seconds[stage] = time.perf_counter() - start
+
+
+def _context(
+    candidate: Candidate, job: Job, wire: WireResult, policy: str, verified: bool, seconds: dict[str, float]
+) -> dict[str, object]:
+    return {
+        "engine": job.engine,
+        "framework": job.engine,
+        "model": job.identity.model_name,
+        "version": job.identity.revision,
+        "rank": job.rank,
+        "world": job.world,
+        "host": socket.gethostname(),
+        "step": 0,
+        "descriptors": wire.descriptors,
+        "transport": wire.transport,
+        "policy": policy,
+        "peers": [{"source": candidate.worker_id, "wire_bytes": wire.wire_bytes, "wire_s": round(wire.wire_seconds, 6)}],
+        "source_worker_id": candidate.worker_id,
+        "mx_source_id": candidate.mx_source_id,
+        "worker_id": job.worker_id,
+        "verified": verified,
+        "fallback": False,
+        "stages_s": {stage: round(taken, 6) for stage, taken in seconds.items()},
+    }

@@ -1,0 +1,89 @@
+"""Which sources a target may read from, in which order, and why not the others.
+
+    funnel = find_sources(client, job)
+    log.info(funnel.line())             # the one line that explains a load: candidates, policy, order, dropped with reasons
+    for candidate in funnel.order: ...
+
+Invariant: `funnel_of` is a function of values. Ages are taken by the directory's clock, never by this node's, so a node whose clock
+is an hour off sees the same sources.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from mx_common.directory.client import DirectoryClient, Listing
+from mx_common.load import lives
+from mx_common.load.engine import Job
+from mx_common.selection import Candidate, Eligibility, Selector, Target, funnel, get_selector
+from mx_common.wire import p2p
+
+__all__ = ["Funnel", "candidates_of", "eligibility_now", "find_sources", "funnel_of"]
+
+_SHOWN = 8
+
+
+@dataclass(frozen=True)
+class Funnel:
+    """`order`: usable candidates, best first; `dropped`: the others, each with its reason."""
+
+    model: str
+    policy: str
+    order: tuple[Candidate, ...]
+    dropped: tuple[tuple[Candidate, str], ...] = ()
+
+    def line(self) -> str:
+        """Everything that decided the order, on one line; long lists are cut and counted."""
+        parts = [f"sources of {self.model}: {len(self.order) + len(self.dropped)} listed", f"policy {self.policy}"]
+        names = [f"{c.worker_id}{_load(c)}" for c in self.order]
+        parts.append(f"order [{_cut(names)}]")
+        parts.append(f"dropped [{_cut([f'{c.worker_id}: {why}' for c, why in self.dropped])}]")
+        return ", ".join(parts)
+
+
+def find_sources(client: DirectoryClient, job: Job) -> Funnel:
+    """Ask the directory and order what it lists. Raises DirectoryError when it cannot be asked."""
+    listing = client.list_sources(identity=job.identity, status=p2p.SOURCE_STATUS_READY)
+    candidates = candidates_of(listing)
+    eligibility = eligibility_now(listing, job.settings.fresh_seconds, job.accelerator)
+    target = Target(job.identity.model_name, job.worker_id, job.rank)
+    return funnel_of(candidates, target, eligibility, get_selector(job.settings.selector))
+
+
+def candidates_of(listing: Listing) -> list[Candidate]:
+    """What the directory listed, as selection takes it."""
+    return [
+        Candidate(
+            mx_source_id=ref.mx_source_id,
+            worker_id=ref.worker_id,
+            worker_rank=ref.worker_rank,
+            model_name=ref.model_name,
+            accelerator=ref.accelerator,
+            topology=dict(ref.topology),
+            source_load=ref.source_load if ref.HasField("source_load") else None,
+            updated_at=ref.updated_at,
+        )
+        for ref in listing.instances
+    ]
+
+
+def eligibility_now(listing: Listing, fresh_seconds: float, accelerator: str) -> Eligibility:
+    """What a source must satisfy for this node now. A directory that does not tell its time is as late as its newest record."""
+    now = listing.server_time_ms or max((ref.updated_at for ref in listing.instances), default=0)
+    return Eligibility(accelerator, max(0, now - int(fresh_seconds * 1000)), lives.gone())
+
+
+def funnel_of(candidates: Iterable[Candidate], target: Target, eligibility: Eligibility, selector: Selector) -> Funnel:
+    """Drop, then order."""
+    kept, dropped = funnel(candidates, target, eligibility)
+    return Funnel(target.model_name, selector.name, tuple(selector.order(kept, target)), tuple(dropped))
+
+
+def _load(candidate: Candidate) -> str:
+    return "" if candidate.source_load is None else f" (load {candidate.source_load:.2f})"
+
+
+def _cut(items: list[str]) -> str:
+    more = f" and {len(items) - _SHOWN} more" if len(items) > _SHOWN else ""
+    return "; ".join(items[:_SHOWN]) + more

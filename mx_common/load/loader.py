@@ -1,0 +1,152 @@
+"""Loads one rank's weights: out of another replica's memory, or else from storage.
+
+    loaded = load(job, engine, log)        # engine: see mx_common.load.engine
+    source = serve(loaded, job, ...)       # then serve others: see mx_common.load.source
+
+Directory -> candidates -> up to `max_sources` attempts -> storage. Invariant: the model that is returned came whole from one place,
+never two models are in memory, and memory that an aborted transfer may still write to is used again only after the transport that
+wrote to it is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from mx_common.directory.client import DirectoryClient
+from mx_common.directory.embedded import resolve
+from mx_common.errors import LoadFailed, MxError
+from mx_common.load.attempt import AttemptFailed, Pulled, pull
+from mx_common.load.candidates import Funnel, find_sources
+from mx_common.load.engine import EngineModel, Job
+from mx_common.load.tensors import TensorTable
+from mx_common.transport import Transport, open_transport
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Loaded", "load"]
+
+# Tensors of an aborted transfer whose transport could not be destroyed: late bytes may still land in them, so they are kept for good.
+_quarantine: list[Mapping[str, torch.Tensor]] = []
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """The outcome. `pulled` is None when storage gave the weights; `transport`, already registered, is the one to serve from;
+    `reasons` says, in order, what was tried in vain."""
+
+    tensors: Mapping[str, torch.Tensor] = field(repr=False)
+    pulled: Pulled | None = None
+    transport: Transport | None = field(default=None, repr=False)
+    source_worker_id: str = ""
+    reasons: tuple[str, ...] = ()
+
+
+def load(job: Job, engine: EngineModel, log: logging.Logger) -> Loaded:
+    """Load the weights of `job` into `engine`. Raises LoadFailed naming everything that was tried, in order."""
+    started = time.perf_counter()
+    reasons: list[str] = []
+    if job.refused:
+        reasons.append(f"not shared between replicas: {job.refused}")
+    else:
+        with contextlib.ExitStack() as stack:
+            loaded = _from_sources(job, engine, log, reasons, stack)
+        if loaded is not None:
+            _say_done(log, job, f"worker {loaded.source_worker_id}", started)
+            return loaded
+    if job.settings.fallback == "none":
+        raise LoadFailed(_tried(job, reasons) + "; storage is not tried (MX_LOAD_FALLBACK=none)")
+    log.info("reading %s from storage: %s", job.identity.model_name, "; ".join(reasons) or "no source is listed")
+    try:
+        tensors = engine.load_from_storage()
+    except Exception as error:  # whatever the engine's loader raises, the user needs the whole list
+        raise LoadFailed(f"{_tried(job, reasons)}; then storage: {type(error).__name__}: {error}") from error
+    _say_done(log, job, "storage", started)
+    return Loaded(tensors=tensors, reasons=tuple(reasons))
+
+
+def _say_done(log: logging.Logger, job: Job, origin: str, started: float) -> None:
+    log.info("weights of %s from %s in %.3f s", job.identity.model_name, origin, time.perf_counter() - started)
+
+
+def _from_sources(
+    job: Job, engine: EngineModel, log: logging.Logger, reasons: list[str], stack: contextlib.ExitStack
+) -> Loaded | None:
+    try:
+        client = stack.enter_context(contextlib.closing(DirectoryClient(resolve(job.settings.server or None))))
+        funnel = find_sources(client, job)
+    except MxError as error:
+        reasons.append(f"directory: {error}")
+        log.warning("no source can be asked for: %s", error)
+        return None
+    log.info("%s", funnel.line())
+    if not funnel.order:
+        reasons.append(f"directory {client.address}: {funnel.line()}")
+        return None
+    return _Chain(job, engine, client, funnel, log, reasons).run()
+
+
+class _Chain:
+    """The attempts of one load and the little state between them: the model under construction and the transport that sees it."""
+
+    def __init__(
+        self, job: Job, engine: EngineModel, client: DirectoryClient, funnel: Funnel, log: logging.Logger, reasons: list[str]
+    ) -> None:
+        self.job, self.engine, self.client, self.funnel, self.log, self.reasons = job, engine, client, funnel, log, reasons
+        self.tensors: Mapping[str, torch.Tensor] | None = None
+        self.table: TensorTable | None = None
+        self.transport: Transport | None = None
+
+    def run(self) -> Loaded | None:
+        for number, candidate in enumerate(self.funnel.order[: self.job.settings.max_sources], start=1):
+            try:
+                table, transport = self._ready_to_receive(number)
+            except (MxError, ValueError) as error:
+                self.reasons.append(f"this node: {error}")
+                self.log.warning("cannot receive weights here: %s", error)
+                break
+            try:
+                pulled = pull(candidate, table, self.job, self.client, transport, self.funnel.policy, self.log)
+            except AttemptFailed as error:
+                self.reasons.append(f"source {number}, worker {candidate.worker_id}: {error}")
+                self.log.warning("source %s did not give the weights: %s", candidate.worker_id, error)
+                if error.moved:
+                    self._reset()
+                continue
+            assert self.tensors is not None
+            return Loaded(self.tensors, pulled, transport, candidate.worker_id, tuple(self.reasons))
+        self._reset()
+        return None
+
+    def _ready_to_receive(self, number: int) -> tuple[TensorTable, Transport]:
+        if self.transport is None:
+            self.transport = open_transport(f"{self.job.worker_id}-{number}")
+        if self.tensors is None or self.table is None:
+            self.tensors = self.engine.build()
+            self.table = TensorTable.from_torch(self.tensors)
+            self.transport.register(self.table.regions())
+        return self.table, self.transport
+
+    def _reset(self) -> None:
+        """Back to no model and no transport; the transport goes first, since only its end stops late writes."""
+        if self.transport is not None:
+            try:
+                self.transport.close()
+            except MxError as error:
+                self.log.error("the transport of an aborted transfer did not close (%s); its memory is kept unused", error)
+                if self.tensors is not None:
+                    _quarantine.append(self.tensors)
+            self.transport = None
+        if self.tensors is not None:
+            self.tensors = self.table = None
+            self.engine.discard()
+
+
+def _tried(job: Job, reasons: list[str]) -> str:
+    listed = "; ".join(f"({n}) {reason}" for n, reason in enumerate(reasons, start=1)) or "no source is listed"
+    return f"no weights for {job.identity.model_name} rank {job.rank}. Tried: {listed}"
