@@ -13,7 +13,6 @@ observe (weights, bounds of the floor, topology) fall back to their default with
 from __future__ import annotations
 
 import logging
-import math
 import os
 import tempfile
 from collections.abc import Callable, Mapping
@@ -21,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, Literal, TypeVar
 
+from mx_common import _env_parsers
 from mx_common.errors import ConfigError
 
 __all__ = ["TABLE", "Setting", "Var", "runtime_dir", "set_default", "unknown_names"]
@@ -126,30 +126,17 @@ def _text(name: str, default: str, meaning: str, group: str, *, strict: bool = F
 
 
 def _choice(name: str, choices: tuple[str, ...], meaning: str, group: str) -> Var[str]:
-    def parse(raw: str) -> str:
-        if raw.lower() not in choices:
-            raise ValueError("is not one of the known values")
-        return raw.lower()
-
-    return _add(
-        Var(name, kind="choice", default=choices[0], parse=parse, meaning=meaning, group=group, allowed=", ".join(choices))
-    )
+    parse, allowed = _env_parsers.choice(choices), ", ".join(choices)
+    return _add(Var(name, kind="choice", default=choices[0], parse=parse, meaning=meaning, group=group, allowed=allowed))
 
 
 def _flag(name: str, default: bool, meaning: str, group: str) -> Var[bool]:
-    words = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
-
-    def parse(raw: str) -> bool:
-        if raw.lower() not in words:
-            raise ValueError("is not a flag")
-        return words[raw.lower()]
-
     return _add(
         Var(
             name,
             kind="flag",
             default=default,
-            parse=parse,
+            parse=_env_parsers.flag,
             meaning=meaning,
             group=group,
             allowed="1 or 0",
@@ -170,26 +157,12 @@ def _number(
     clamp: bool = False,
 ) -> Var[float]:
     allowed = f"{'>' if above else '>='} {low:g}, finite"
-
-    def parse(raw: str) -> float:
-        try:
-            value = float(raw)
-        except ValueError:
-            raise ValueError("is not a number") from None
-        if not math.isfinite(value):
-            raise ValueError("is not finite")
-        if value < low or (above and value == low):
-            if clamp:
-                return low
-            raise ValueError("is out of range")
-        return value
-
     return _add(
         Var(
             name,
             kind="number",
             default=float(default),
-            parse=parse,
+            parse=_env_parsers.number(low, above=above, clamp=clamp),
             meaning=meaning,
             group=group,
             allowed=f"{allowed}; smaller is {low:g}" if clamp else allowed,
@@ -202,41 +175,28 @@ def _number(
 def _integer(
     name: str, default: int, meaning: str, group: str, *, low: int = 0, high: int | None = None, strict: bool = True
 ) -> Var[int]:
-    allowed = f">= {low}" if high is None else f"{low} to {high}"
-
-    def parse(raw: str) -> int:
-        try:
-            value = int(raw)
-        except ValueError:
-            raise ValueError("is not a whole number") from None
-        if value < low or (high is not None and value > high):
-            raise ValueError("is out of range")
-        return value
-
     return _add(
-        Var(name, kind="integer", default=default, parse=parse, meaning=meaning, group=group, allowed=allowed, strict=strict)
+        Var(
+            name,
+            kind="integer",
+            default=default,
+            parse=_env_parsers.integer(low, high),
+            meaning=meaning,
+            group=group,
+            allowed=f">= {low}" if high is None else f"{low} to {high}",
+            strict=strict,
+        )
     )
 
 
 def _floor_bound(name: str, meaning: str, *, auto: bool) -> Var[float | Literal["auto"]]:
-    def parse(raw: str) -> float | Literal["auto"]:
-        if auto and raw.lower() == "auto":
-            return "auto"
-        try:
-            value = float(raw)
-        except ValueError:
-            raise ValueError("is not a number") from None
-        if not math.isfinite(value) or value < 0:
-            raise ValueError("is negative or not finite")
-        return value
-
-    default: float | Literal["auto"] = 0.0
+    off: float | Literal["auto"] = 0.0
     return _add(
         Var(
             name,
             kind="number or auto" if auto else "number",
-            default=default,
-            parse=parse,
+            default=off,
+            parse=_env_parsers.floor_bound(auto),
             meaning=meaning,
             group="Floor",
             allowed=">= 0, finite" + (", or auto" if auto else ""),

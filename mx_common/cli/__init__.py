@@ -6,52 +6,87 @@
     mx doctor                    is this machine able to move weights; exit 1 with the fix when not
     mx envs                      every variable, its value, where it comes from, whether it is valid
 
-Invariant: commands print for people on a terminal and JSON with `--json`; errors of the pack are one line on stderr and exit code 1,
-wrong usage is exit code 64.
+Invariant: commands print for people and JSON with `--json`. Exit codes: 0 fine, 1 something is wrong (one line on stderr says what),
+64 wrong usage, 130 interrupted.
 """
 
 from __future__ import annotations
 
+import io
+import os
 import sys
+from importlib import metadata
 
 import typer
-from rich.console import Console
 
 from mx_common.cli import doctor, envs, explain, server, sources
+from mx_common.cli._output import line, make_console
 from mx_common.errors import MxError
 
 __all__ = ["app", "main"]
 
-USAGE = 64
+WRONG, USAGE, INTERRUPTED = 1, 64, 130
 
 app = typer.Typer(
     name="mx",
-    help="Moves model weights memory to memory between inference replicas.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("server")(server.command)
-app.command("sources")(sources.command)
-app.command("explain")(explain.command)
-app.command("doctor")(doctor.command)
-app.command("envs")(envs.command)
+app.command("server", short_help="Run the directory as a service.")(server.command)
+app.command("sources", short_help="List who serves which weights, how busy, where.")(sources.command)
+app.command("explain", short_help="Show which source this node would take, and why.")(explain.command)
+app.command("doctor", short_help="Check this machine; exit 1 with the fix.")(doctor.command)
+app.command("envs", short_help="Show every variable, its value and validity.")(envs.command)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        try:
+            typer.echo(f"mx-adapters {metadata.version('mx-adapters')}")
+        except metadata.PackageNotFoundError:
+            typer.echo("mx-adapters (not installed: run from a source tree)")
+        raise typer.Exit()
+
+
+@app.callback()
+def _mx(
+    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version and exit."),
+) -> None:
+    """Moves model weights memory to memory between inference replicas.
+
+    \b
+    Something does not work?   mx doctor
+    Who serves what?           mx sources --watch
+    Why that source?           mx explain MODEL
+    """
 
 
 def main() -> None:
     """Entry point of the console script."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # a name that the terminal's encoding lacks must not end a report
+            stream.reconfigure(errors="backslashreplace")
     # typer carries a click of its own in some versions and imports the package in others: its own exception leads to the right one
     usage_error: type[typer.BadParameter] = typer.BadParameter.__mro__[1]
     try:
-        app(standalone_mode=False)
+        code = app(standalone_mode=False)
     except usage_error as error:
+        # what asks for help by leaving everything out has its help printed already
         error.show()
         sys.exit(USAGE)
     except typer.Exit as done:
         sys.exit(done.exit_code)
     except (typer.Abort, KeyboardInterrupt):
-        sys.exit(130)
+        sys.exit(INTERRUPTED)
+    except BrokenPipeError:
+        # the reader of the pipe has seen enough; what is still buffered must not complain at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(WRONG)
     except MxError as error:
-        Console(stderr=True, soft_wrap=True).print(f"mx: {error}", markup=False, highlight=False)
-        sys.exit(1)
+        line(make_console(stderr=True), f"mx: {error}")
+        sys.exit(WRONG)
+    sys.exit(code if isinstance(code, int) else 0)

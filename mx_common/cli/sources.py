@@ -1,42 +1,42 @@
 """`mx sources`: what the directory knows, as a table.
 
-Invariant: only looks. It never hosts the embedded directory: when nobody does, it says so.
+Invariant: what is shown is one answer of one directory; while it does not answer, `--watch` keeps its last one and says how old it is.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
 import time
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import typer
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 
-from mx_common import envs
+from mx_common.cli._ask import asking, name_absence, server_option
+from mx_common.cli._output import cell, line, make_console, make_table, print_json, show, span
 from mx_common.directory.client import DirectoryClient, Listing
-from mx_common.errors import DirectoryUnavailable
+from mx_common.errors import DirectoryError
 from mx_common.wire import p2p
 
-__all__ = ["SourceRow", "asking", "command", "directory_address", "fetch"]
+__all__ = ["SourceRow", "command", "fetch"]
 
-PATIENCE_SECONDS = 3.0
-
-STATUS_WORDS = {
+STATUS_WORDS: dict[Any, str] = {
     p2p.SOURCE_STATUS_UNKNOWN: "UNKNOWN",
     p2p.SOURCE_STATUS_INITIALIZING: "INITIALIZING",
     p2p.SOURCE_STATUS_READY: "READY",
     p2p.SOURCE_STATUS_STALE: "STALE",
 }
+_COLOURS = {"READY": "green", "STALE": "red"}
+_NARROW = ("model", "rank", "status", "load", "topology", "age", "worker")
+_WIDE = (*_NARROW, "readers", "accelerator", "source id")
+_SHORT_ID = 12
 
 
 @dataclass(frozen=True)
 class SourceRow:
-    """One source for display; `age_s` by the directory's clock, None when it does not tell its time."""
+    """One source for display; `age_s` since its last heartbeat by the directory's clock, None when that does not tell its time."""
 
     model: str
     rank: int
@@ -50,61 +50,124 @@ class SourceRow:
     mx_source_id: str
 
 
-def directory_address(server: str | None) -> str:
-    """The directory to ask: the option, else the environment, else the embedded one."""
-    return server or envs.SERVER_ADDRESS.get() or envs.EMBEDDED_ADDRESS.get()
-
-
-@contextlib.contextmanager
-def asking(server: str | None) -> Iterator[DirectoryClient]:
-    """A client for a person who waits: it gives up early, and says what an embedded directory that nobody hosts means."""
-    address = directory_address(server)
-    with contextlib.closing(DirectoryClient(address, timeout=min(PATIENCE_SECONDS, envs.RPC_TIMEOUT.get()))) as client:
-        try:
-            yield client
-        except DirectoryUnavailable as error:
-            if server or envs.SERVER_ADDRESS.get():
-                raise
-            raise DirectoryUnavailable(
-                f"no directory on {address}: no replica runs on this machine with the embedded one. Start one with --load-format mx, or "
-                f"set MX_SERVER_ADDRESS to the directory your fleet uses ({error})"
-            ) from error
-
-
 def fetch(client: DirectoryClient, model: str | None = None) -> list[SourceRow]:
-    """Every source, of one model or all, by model, rank and worker."""
-    rows = []
-    for status, word in STATUS_WORDS.items():
-        listing = client.list_sources(status=status, model_name=model)
-        rows += [_row(ref, word, listing) for ref in listing.instances]
+    """Every source, of one model or all, by model, identity, rank and worker. Raises DirectoryError."""
+    listing = client.list_sources(model_name=model)
+    if all(ref.HasField("status") for ref in listing.instances):
+        rows = [_row(ref, STATUS_WORDS.get(ref.status, str(ref.status)), listing) for ref in listing.instances]
+    else:  # a server that does not state the status answers for one status at a time
+        rows = []
+        for status, word in STATUS_WORDS.items():
+            part = client.list_sources(status=status, model_name=model)
+            rows += [_row(ref, word, part) for ref in part.instances]
     return sorted(rows, key=lambda row: (row.model, row.mx_source_id, row.rank, row.worker_id))
 
 
 def command(
     model: str = typer.Option(None, "--model", help="Only sources of this model."),
     server: str = typer.Option(
-        None, "--server", help="host:port of the directory. [default: MX_SERVER_ADDRESS, else the embedded one]"
+        None,
+        "--server",
+        callback=server_option,
+        help="host:port of the directory. [default: MX_SERVER_ADDRESS, else the embedded one]",
     ),
-    watch: bool = typer.Option(False, "--watch", help="Refresh every two seconds until interrupted."),
+    watch: bool = typer.Option(False, "--watch", "-w", help="Refresh until interrupted; waits for a directory that is away."),
+    interval: float = typer.Option(2.0, "--interval", min=0.1, help="Seconds between two refreshes of --watch."),
+    wide: bool = typer.Option(False, "--wide", help="Also readers, accelerator, whole worker ids and source ids."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON; with --watch, one document a line."),
 ) -> None:
-    """List the sources a directory knows: model, rank, status, load, readers, topology, age."""
-    console = Console()
+    """List the sources a directory knows: model, rank, status, load, topology, age of the last heartbeat, worker.
+
+    \b
+    Examples:
+      mx sources
+      mx sources --watch
+      mx sources --model org/model --wide
+      mx sources --server 10.0.0.5:8001 --json
+
+    \b
+    READY         can be read from
+    INITIALIZING  registered, its engine cannot serve yet
+    STALE         silent for MX_STALE_SECONDS, or has said that it ends
+    load unknown  it published no reading, which policies take as 0.5
+
+    Exit 1 when the directory cannot be asked (without --watch).
+    """
+    console = make_console()
     with asking(server) as client:
+        view = _View(client, model, server)
+        if watch:
+            _watch(view, console, interval, wide, as_json)
+        view.rows = fetch(client, model)
         if as_json:
-            while True:
-                rows = [asdict(row) for row in fetch(client, model)]
-                typer.echo(json.dumps({"directory": client.address, "sources": rows}, indent=None if watch else 2))
-                if not watch:
-                    return
-                time.sleep(2)
-        if not watch:
-            console.print(_table(fetch(client, model), client.address))
+            print_json(view.document())
             return
-        with Live(_table(fetch(client, model), client.address), console=console) as live:
+        line(console, view.headline())
+        if view.rows:
+            show(console, _table(console, view.rows, wide))
+
+
+@dataclass
+class _View:
+    """The last answer, and since when there is no newer one."""
+
+    client: DirectoryClient
+    model: str | None
+    server: str | None
+    rows: list[SourceRow] = field(default_factory=list)
+    error: str = ""
+    heard: float | None = None
+    back_after: float | None = None
+
+    def refresh(self) -> None:
+        """Ask once; an unreachable directory is remembered, not raised."""
+        try:
+            self.rows = fetch(self.client, self.model)
+        except DirectoryError as error:
+            self.error, self.back_after = str(name_absence(error, self.server)), None
+            return
+        now = time.time()
+        self.back_after = now - self.heard if self.error and self.heard is not None else None
+        self.error, self.heard = "", now
+
+    def headline(self) -> str:
+        """What the table shows, or why it is old."""
+        count = f"{len(self.rows)} source{'' if len(self.rows) == 1 else 's'}"
+        of = f" of {self.model}" if self.model else ""
+        if not self.error:
+            back = f" (it is back after {span(self.back_after)})" if self.back_after is not None else ""
+            return f"{count}{of} in the directory at {self.client.address}{back}"
+        if self.heard is None:
+            return f"waiting for the directory at {self.client.address}: {self.error}"
+        return (
+            f"the directory at {self.client.address} went away; {count}{of} as of {span(time.time() - self.heard)} ago, and still "
+            f"asking: {self.error}"
+        )
+
+    def document(self) -> dict[str, Any]:
+        """For `--json`: `sources` are the last known ones when the directory is not reachable."""
+        rows = [asdict(row) for row in self.rows]
+        return {"directory": self.client.address, "reachable": not self.error, "error": self.error or None, "sources": rows}
+
+
+def _watch(view: _View, console: Console, interval: float, wide: bool, as_json: bool) -> None:
+    """Until interrupted."""
+    if console.is_terminal and not as_json:
+        with Live(console=console, auto_refresh=False) as live:
             while True:
-                time.sleep(2)
-                live.update(_table(fetch(client, model), client.address))
+                view.refresh()
+                headline = cell(view.headline(), "yellow" if view.error else "")
+                live.update(Group(headline, _table(console, view.rows, wide)), refresh=True)
+                time.sleep(interval)
+    while True:
+        view.refresh()
+        if as_json:
+            print_json(view.document(), one_line=True)
+        else:
+            line(console, f"{time.strftime('%H:%M:%S')} {view.headline()}")
+            if view.rows:
+                show(console, _table(console, view.rows, wide))
+        time.sleep(interval)
 
 
 def _row(ref: Any, status: str, listing: Listing) -> SourceRow:
@@ -123,21 +186,19 @@ def _row(ref: Any, status: str, listing: Listing) -> SourceRow:
     )
 
 
-def _table(rows: list[SourceRow], address: str) -> Table:
-    table = Table(title=f"{len(rows)} sources in the directory at {address}", title_justify="left")
-    for heading in ("model", "rank", "status", "load", "readers", "topology", "age", "worker", "source id"):
-        table.add_column(heading, overflow="fold")
-    colours = {"READY": "green", "STALE": "red"}
+def _table(console: Console, rows: list[SourceRow], wide: bool) -> Table:
+    table = make_table(console, *(_WIDE if wide else _NARROW), whole=("rank", "status", "load", "age"))
     for row in rows:
-        table.add_row(
-            row.model,
-            str(row.rank),
-            f"[{colours.get(row.status, 'yellow')}]{row.status}",
-            "unknown" if row.source_load is None else f"{row.source_load:.2f}",
-            "" if row.readers is None else str(row.readers),
-            " ".join(f"{level}={value}" for level, value in row.topology.items()),
-            "" if row.age_s is None else f"{row.age_s:.0f} s",
-            row.worker_id[:12],
-            row.mx_source_id,
-        )
+        cells = [
+            cell(row.model),
+            cell(row.rank),
+            cell(row.status, _COLOURS.get(row.status, "yellow")),
+            cell("unknown" if row.source_load is None else f"{row.source_load:.2f}"),
+            cell(" ".join(f"{level}={value}" for level, value in row.topology.items())),
+            cell(span(row.age_s)),
+            cell(row.worker_id if wide else row.worker_id[:_SHORT_ID]),
+        ]
+        if wide:
+            cells += [cell(row.readers), cell(row.accelerator), cell(row.mx_source_id)]
+        table.add_row(*cells)
     return table

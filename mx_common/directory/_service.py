@@ -17,7 +17,7 @@ import grpc
 
 from mx_common.directory.records import Heartbeat, Query, Record
 from mx_common.directory.store import Store
-from mx_common.errors import ConfigError
+from mx_common.errors import ConfigError, DirectoryUnavailable
 from mx_common.identity import mx_source_id
 from mx_common.wire import p2p
 from mx_common.wire.identity import identity_from_proto
@@ -46,7 +46,7 @@ class DirectoryService:
             record = _record(request, self._max_record_bytes)
         except _Refused as refusal:
             await _abort(context, "PublishMetadata", refusal)
-        stored = await self._run(lambda: self._store.put(record))
+        stored = await self._run(context, lambda: self._store.put(record))
         return p2p.PublishMetadataResponse(success=True, mx_source_id=stored.mx_source_id, worker_id=stored.worker_id)
 
     async def ListSources(self, request: p2p.ListSourcesRequest, context: Any) -> p2p.ListSourcesResponse:
@@ -54,15 +54,15 @@ class DirectoryService:
             query = _query(request)
         except _Refused as refusal:
             await _abort(context, "ListSources", refusal)
-        records = await self._run(lambda: self._store.list(query))
-        return p2p.ListSourcesResponse(instances=map(_instance, records), server_time_ms=self._store.now_ms())
+        records, now = await self._run(context, lambda: (self._store.list(query), self._store.now_ms()))
+        return p2p.ListSourcesResponse(instances=map(_instance, records), server_time_ms=now)
 
     async def GetMetadata(self, request: p2p.GetMetadataRequest, context: Any) -> p2p.GetMetadataResponse:
         try:
             _names(request, "mx_source_id", "worker_id")
         except _Refused as refusal:
             await _abort(context, "GetMetadata", refusal)
-        record = await self._run(lambda: self._store.get(request.mx_source_id, request.worker_id))
+        record = await self._run(context, lambda: self._store.get(request.mx_source_id, request.worker_id))
         response = p2p.GetMetadataResponse(
             found=record is not None, mx_source_id=request.mx_source_id, worker_id=request.worker_id
         )
@@ -86,14 +86,19 @@ class DirectoryService:
             source_load=request.source_load if measured else None,
             reads_in_flight=request.reads_in_flight if request.HasField("reads_in_flight") else None,
         )
-        known = await self._run(lambda: self._store.beat(request.mx_source_id, request.worker_id, heartbeat))
+        known = await self._run(context, lambda: self._store.beat(request.mx_source_id, request.worker_id, heartbeat))
         return p2p.UpdateStatusResponse(
             success=known,
             message="" if known else f"worker {request.worker_id!a} is not registered here: publish it again",
         )
 
-    async def _run(self, call: Callable[[], T]) -> T:
-        return await asyncio.to_thread(call) if self._store.blocking else call()
+    async def _run(self, context: Any, call: Callable[[], T]) -> T:
+        try:
+            return await asyncio.to_thread(call) if self._store.blocking else call()
+        except DirectoryUnavailable as error:
+            # the client may try again, here or at a server beside this one
+            await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+            raise
 
 
 async def _abort(context: Any, call: str, refusal: _Refused) -> NoReturn:

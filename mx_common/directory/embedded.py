@@ -10,6 +10,7 @@ server a process and one an address; it listens on loopback only; whoever else s
 from __future__ import annotations
 
 import os
+import socket
 import threading
 import time
 from contextlib import closing
@@ -31,6 +32,7 @@ PAUSE_SECONDS = 0.1
 
 _lock = threading.Lock()
 _hosted: tuple[int, DirectoryServer] | None = None
+_forks_watched = False
 
 
 def resolve(address: str | None = None) -> str:
@@ -100,6 +102,7 @@ def _bind_or_find(address: Address) -> str:
                 raise
         else:
             _hosted = (os.getpid(), server)
+            _watch_forks()
             return str(address)
         said = _probe(address, min(PROBE_SECONDS, max(deadline - time.monotonic(), PAUSE_SECONDS)))
         if said is None:
@@ -111,6 +114,39 @@ def _bind_or_find(address: Address) -> str:
                 f"{envs.SERVER_ADDRESS.name} to a directory that runs"
             )
         time.sleep(PAUSE_SECONDS)
+
+
+def _watch_forks() -> None:
+    global _forks_watched
+    if not _forks_watched:
+        _forks_watched = True
+        os.register_at_fork(after_in_child=_leave_to_parent)
+
+
+def _leave_to_parent() -> None:
+    """In a forked child: forget the server and give up the inherited socket, which would keep the port after the parent ends."""
+    global _hosted, _lock
+    hosted, _hosted, _lock = _hosted, None, threading.Lock()
+    if hosted is None:
+        return
+    port = Address.parse(hosted[1].address).port
+    for entry in os.scandir("/proc/self/fd"):
+        try:
+            if os.readlink(entry.path).startswith("socket:"):
+                _silence(int(entry.name), port)
+        except OSError:
+            # the directory handle of this very loop, or a socket without a name
+            continue
+
+
+def _silence(fd: int, port: int) -> None:
+    with socket.socket(fileno=os.dup(fd)) as inherited:
+        listens = inherited.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+        if not listens or inherited.family not in (socket.AF_INET, socket.AF_INET6) or inherited.getsockname()[1] != port:
+            return
+    # replaced, not closed: the library that opened it may close this number once more
+    with open(os.devnull, "rb") as nothing:
+        os.dup2(nothing.fileno(), fd, inheritable=False)
 
 
 def _probe(address: Address, timeout: float) -> str | None:

@@ -42,7 +42,8 @@ class SourcePublisher:
     serve, polled every `poll_seconds` until it is true. `read_load` gives the load in [0, 1] or None for no reading.
     `reads_in_flight` gives the number of open read leases. `on_registered` is told each `mx_source_id` the directory assigns,
     before the source can be listed as READY. `interval`: seconds between heartbeats, `MX_HEARTBEAT_SECONDS` unless given.
-    The callables run in the publisher's thread; what they raise counts as "not ready" or "no reading".
+    The callables run in the publisher's thread and have to return within seconds; what `ready` and `read_load` raise counts as
+    "not ready" and "no reading".
     """
 
     def __init__(
@@ -122,15 +123,16 @@ class SourcePublisher:
     def _run(self) -> None:
         due = time.monotonic()
         while not self._stop.is_set():
-            became_ready = self._status == p2p.SOURCE_STATUS_INITIALIZING and self._engine_ready()
-            if became_ready:
-                self._status = p2p.SOURCE_STATUS_READY
-            if became_ready or time.monotonic() >= due:
+            if time.monotonic() >= due:
                 told = self._tell()
                 # sources that came up together, or found a server back together, must not stay in step
                 pause = self._interval if told else min(self._interval, RECONNECT_SECONDS)
                 due = time.monotonic() + pause * random.uniform(0.8, 1.0)
             waiting = self._status == p2p.SOURCE_STATUS_INITIALIZING
+            if waiting and self._engine_ready():
+                self._status = p2p.SOURCE_STATUS_READY
+                due = time.monotonic()
+                continue
             pause = due - time.monotonic()
             self._stop.wait(max(min(pause, self._poll_seconds) if waiting else pause, 0.0))
 

@@ -51,6 +51,8 @@ class DirectoryServer:
             stale_seconds=envs.STALE_SECONDS.get(), remove_seconds=envs.REMOVE_SECONDS.get()
         )
         self._max_record_bytes = max_record_bytes
+        self._store_is_lost = False
+        self._grace = 0.5
         self._bound: Address | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping: asyncio.Event | None = None
@@ -121,7 +123,7 @@ class DirectoryServer:
                 bound.set_exception(error)
 
     async def _serve(self, bound: concurrent.futures.Future[int]) -> None:
-        self._loop, self._stopping, self._grace = asyncio.get_running_loop(), asyncio.Event(), 0.5
+        self._loop, self._stopping = asyncio.get_running_loop(), asyncio.Event()
         server = grpc.aio.server(options=[*message_limits(), ("grpc.so_reuseport", 0)])
         service = DirectoryService(self._store, max_record_bytes=self._max_record_bytes)
         server.add_generic_rpc_handlers((service_handler(P2P_SERVICE, service),))
@@ -131,15 +133,27 @@ class DirectoryServer:
         await _serving(health)
         bound.set_result(port)
         while not self._stopping.is_set():
-            if self._store.blocking:
-                await asyncio.to_thread(self._store.sweep)
-            else:
-                self._store.sweep()
+            await self._sweep()
             try:
                 await asyncio.wait_for(self._stopping.wait(), SWEEP_SECONDS)
             except asyncio.TimeoutError:
                 continue
         await server.stop(self._grace)
+
+    async def _sweep(self) -> None:
+        try:
+            if self._store.blocking:
+                await asyncio.to_thread(self._store.sweep)
+            else:
+                self._store.sweep()
+        except DirectoryUnavailable as error:
+            if not self._store_is_lost:
+                log.warning("directory on %s has lost its store, and keeps trying: %s", self._wanted, error)
+            self._store_is_lost = True
+        else:
+            if self._store_is_lost:
+                log.info("directory on %s has its store back", self._wanted)
+            self._store_is_lost = False
 
 
 def _add_health_and_reflection(server: Any) -> Any:

@@ -21,13 +21,16 @@ from typing import Protocol
 from mx_common.directory.records import STALE, Heartbeat, Query, Record, select
 from mx_common.errors import ConfigError
 
-__all__ = ["MemoryStore", "Store"]
+__all__ = ["MemoryStore", "Store", "check_ages"]
 
 log = logging.getLogger(__name__)
 
 
 class Store(Protocol):
-    """What a directory server needs. Every method is safe to call from several threads."""
+    """What a directory server needs. Every method is safe to call from several threads.
+
+    A store that lies elsewhere raises `DirectoryUnavailable` while it cannot be reached.
+    """
 
     blocking: bool
     """Whether calls wait for the network, so that a server runs them outside its event loop."""
@@ -42,13 +45,22 @@ class Store(Protocol):
         """One record, or None."""
 
     def list(self, query: Query) -> list[Record]:
-        """The records that `query` selects."""
+        """The records that `query` selects; their serialized `identity` and `worker` may be left out (empty)."""
 
     def sweep(self) -> None:
         """Forget the sources that were silent for too long; called every now and then."""
 
     def now_ms(self) -> int:
         """The clock that stamps `updated_at`, ms since the epoch."""
+
+
+def check_ages(stale_seconds: float, remove_seconds: float) -> None:
+    """Raise `ConfigError` unless a source becomes STALE before it is removed."""
+    if not 0 < stale_seconds <= remove_seconds:
+        raise ConfigError(
+            f"a source must become STALE before it is removed: MX_STALE_SECONDS={stale_seconds:g} has to be above 0 and at "
+            f"most MX_REMOVE_SECONDS={remove_seconds:g}"
+        )
 
 
 @dataclass
@@ -73,11 +85,7 @@ class MemoryStore:
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        if not 0 < stale_seconds <= remove_seconds:
-            raise ConfigError(
-                f"a source must become STALE before it is removed: MX_STALE_SECONDS={stale_seconds:g} has to be above 0 and at "
-                f"most MX_REMOVE_SECONDS={remove_seconds:g}"
-            )
+        check_ages(stale_seconds, remove_seconds)
         self.stale_seconds = stale_seconds
         self.remove_seconds = remove_seconds
         self._clock = clock

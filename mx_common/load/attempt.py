@@ -3,7 +3,7 @@
     pulled = pull(candidate, table, job, client, transport, log)
 
 Manifest under a lease, plan, read, digests, floor verdict: in that order, each able to end the attempt with an error of the tree.
-Invariant: the target's memory is written only after names, dtypes, sizes, layouts and coverage agree; `AttemptFailed.moved` tells
+Invariant: the target's memory is written only after names, dtypes, sizes, layouts and coverage agree; `Failed.moved` tells
 whether it may have been written.
 """
 
@@ -29,15 +29,18 @@ from mx_common.load.tensors import TensorTable, _some
 from mx_common.selection import Candidate
 from mx_common.transport import Transport, WireResult
 
-__all__ = ["AttemptFailed", "Pulled", "pull"]
+__all__ = ["Failed", "Pulled", "pull"]
 
 
-class AttemptFailed(Exception):
-    """This source did not give the weights. `moved`: the target's memory may have been written."""
+@dataclass(frozen=True)
+class Failed:
+    """This source did not give the weights. `moved`: the target's memory may have been written.
 
-    def __init__(self, reason: str, *, moved: bool) -> None:
-        super().__init__(reason)
-        self.moved = moved
+    A value, not an exception: a traceback would keep the model of a failed attempt in memory beside the next one.
+    """
+
+    reason: str
+    moved: bool
 
 
 @dataclass(frozen=True)
@@ -60,8 +63,8 @@ def pull(
     transport: Transport,
     policy: str,
     log: logging.Logger,
-) -> Pulled:
-    """Fill `target`'s memory from `candidate`. Raises AttemptFailed."""
+) -> Pulled | Failed:
+    """Fill `target`'s memory from `candidate`."""
     moved = False
     seconds: dict[str, float] = {}
     try:
@@ -90,7 +93,7 @@ def pull(
         context = _context(candidate, job, wire, policy, verified, seconds)
         verdict = floor.check(floor.WireTransfer("load", wire.wire_bytes, wire.wire_seconds, context), log)
     except MxError as error:
-        raise AttemptFailed(f"{type(error).__name__}: {error}", moved=moved) from None
+        return Failed(f"{type(error).__name__}: {error}", moved)
     return Pulled(source, wire, verified, verdict, seconds)
 
 

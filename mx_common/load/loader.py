@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from mx_common.directory.client import DirectoryClient
 from mx_common.directory.embedded import resolve
 from mx_common.errors import LoadFailed, MxError
-from mx_common.load.attempt import AttemptFailed, Pulled, pull
+from mx_common.load.attempt import Pulled, pull
 from mx_common.load.candidates import Funnel, find_sources
 from mx_common.load.engine import EngineModel, Job
 from mx_common.load.tensors import TensorTable
@@ -110,16 +110,15 @@ class _Chain:
                 self.reasons.append(f"this node: {error}")
                 self.log.warning("cannot receive weights here: %s", error)
                 break
-            try:
-                pulled = pull(candidate, table, self.job, self.client, transport, self.funnel.policy, self.log)
-            except AttemptFailed as error:
-                self.reasons.append(f"source {number}, worker {candidate.worker_id}: {error}")
-                self.log.warning("source %s did not give the weights: %s", candidate.worker_id, error)
-                if error.moved:
-                    self._reset()
-                continue
-            assert self.tensors is not None
-            return Loaded(self.tensors, pulled, transport, candidate.worker_id, tuple(self.reasons))
+            outcome = pull(candidate, table, self.job, self.client, transport, self.funnel.policy, self.log)
+            if isinstance(outcome, Pulled):
+                assert self.tensors is not None
+                return Loaded(self.tensors, outcome, transport, candidate.worker_id, tuple(self.reasons))
+            del table
+            self.reasons.append(f"source {number}, worker {candidate.worker_id}: {outcome.reason}")
+            self.log.warning("source %s did not give the weights: %s", candidate.worker_id, outcome.reason)
+            if outcome.moved:
+                self._reset()
         self._reset()
         return None
 

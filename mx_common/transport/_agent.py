@@ -11,15 +11,14 @@ that `destroy` empties.
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import logging
 import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +30,8 @@ from mx_common.transport._columns import Reads
 __all__ = ["Agent", "Posted"]
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _UCX_DEFAULTS = {
     # a link that went down is noticed after about ten seconds instead of never
@@ -93,75 +94,71 @@ class Agent:
             self.destroy()
             raise TransportUnavailable(f"{name}: NIXL has no backend {backend!r}; set MX_NIXL_BACKEND to one of: {known}")
 
-    @contextlib.contextmanager
-    def _use(self, doing: str) -> Iterator[Any]:
+    def _call(self, doing: str, act: Callable[[Any], T]) -> T:
         with self._lock:
             if self._nixl is None:
                 raise TransferError(f"{self.name}: the transport is closed; open a new one")
             try:
-                yield self._nixl
+                return act(self._nixl)
             except self._errors as error:
                 kind, meaning = _MEANING.get(type(error).__name__, (TransferError, "unexpected NIXL error"))
-                # the frames below hold NIXL handles, which must not outlive `destroy`
+                # frames below hold NIXL handles, which must not outlive `destroy`; a context manager would keep their traceback
                 raise kind(f"{self.name}: {doing}: {meaning} ({error})") from error.with_traceback(None)
 
     def register(self, rows: npt.NDArray[np.uint64], mem: str) -> Any:
         """A token for `deregister`. `rows`: (n, 3) address, length, device."""
-        with self._use(f"registering {len(rows)} {mem} regions") as nixl:
-            return nixl.register_memory(rows, mem)
+        return self._call(f"registering {len(rows)} {mem} regions", lambda nixl: nixl.register_memory(rows, mem))
 
     def deregister(self, token: Any) -> None:
-        with self._use("deregistering memory") as nixl:
-            nixl.deregister_memory(token)
+        self._call("deregistering memory", lambda nixl: nixl.deregister_memory(token))
 
     def metadata(self) -> bytes:
-        with self._use("reading the agent's metadata") as nixl:
-            return bytes(nixl.get_agent_metadata())
+        return self._call("reading the agent's metadata", lambda nixl: bytes(nixl.get_agent_metadata()))
 
     def add_remote(self, metadata: bytes) -> str:
-        with self._use(f"connecting with {len(metadata)} bytes of metadata") as nixl:
-            peer = nixl.add_remote_agent(metadata)
-            return peer.decode() if isinstance(peer, bytes) else str(peer)
+        peer = self._call(f"connecting with {len(metadata)} bytes of metadata", lambda nixl: nixl.add_remote_agent(metadata))
+        return peer.decode() if isinstance(peer, bytes) else str(peer)
 
     def remove_remote(self, peer: str) -> None:
-        with self._use(f"disconnecting {peer!r}") as nixl:
-            nixl.remove_remote_agent(peer)
+        self._call(f"disconnecting {peer!r}", lambda nixl: nixl.remove_remote_agent(peer))
 
     def fetch_remote(self, peer: str, host: str, port: int) -> None:
         """Ask a listener for its metadata; `has_remote` tells when it has come."""
-        with self._use(f"asking {host}:{port} for the metadata of {peer!r}") as nixl:
-            nixl.fetch_remote_metadata(peer, host, port)
+        doing = f"asking {host}:{port} for the metadata of {peer!r}"
+        self._call(doing, lambda nixl: nixl.fetch_remote_metadata(peer, host, port))
 
     def has_remote(self, peer: str) -> bool:
-        with self._use(f"looking for the metadata of {peer!r}") as nixl:
-            return bool(nixl.check_remote_metadata(peer))
+        return bool(self._call(f"looking for the metadata of {peer!r}", lambda nixl: nixl.check_remote_metadata(peer)))
 
     def prepare(self, peer: str, reads: Reads) -> Posted:
         """Check and set up reads; nothing moves yet."""
-        with self._use(f"{len(reads)} reads from {peer!r}") as nixl:
+
+        def act(nixl: Any) -> Posted:
             local = nixl.get_xfer_descs(reads.local_rows(), reads.local_mem)
             remote = nixl.get_xfer_descs(reads.remote_rows(), reads.remote_mem)
             posted = Posted(nixl.initialize_xfer("READ", local, remote, peer), reads.total_bytes)
             self._open.append(posted)
             return posted
 
+        return self._call(f"{len(reads)} reads from {peer!r}", act)
+
     def post(self, posted: Posted, peer: str) -> None:
         """Start prepared reads; `posted.done` when they completed within the call."""
         posted.since = time.monotonic()
-        with self._use(f"reading from {peer!r}") as nixl:
-            posted.done = self._finished(nixl.transfer(posted.handle), peer)
+        self._advance(posted, peer, lambda nixl: nixl.transfer(posted.handle))
 
     def poll(self, posted: Posted, peer: str) -> bool:
         """Whether the reads are complete; also moves them on."""
         if not posted.done:
-            with self._use(f"reading from {peer!r}") as nixl:
-                posted.done = self._finished(nixl.check_xfer_state(posted.handle), peer)
+            self._advance(posted, peer, lambda nixl: nixl.check_xfer_state(posted.handle))
         return posted.done
 
-    def _finished(self, state: str, peer: str) -> bool:
+    def _advance(self, posted: Posted, peer: str, act: Callable[[Any], str]) -> None:
+        doing = f"reading from {peer!r}"
+        state = self._call(doing, act)
         if state == "ERR":
-            raise TransferError(f"{self.name}: reading from {peer!r}: NIXL reports a failed transfer")
-        return state == "DONE"
+            raise TransferError(f"{self.name}: {doing}: NIXL reports a failed transfer")
+        posted.done = state == "DONE"
 
     def release(self, posted: Posted) -> None:
         """Give a handle back. An active transfer is cancelled as far as the backend can: bytes may go on arriving until
@@ -179,8 +176,7 @@ class Agent:
 
     def progress(self) -> None:
         """Let peers' reads of our memory advance."""
-        with self._use("serving readers") as nixl:
-            nixl.get_new_notifs()
+        self._call("serving readers", lambda nixl: nixl.get_new_notifs())
 
     def destroy(self) -> None:
         """End the agent; idempotent. Raises TransferError when something still holds it: then its memory must not be reused."""

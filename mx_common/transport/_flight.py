@@ -49,21 +49,23 @@ class Flight:
         before = Counters.now()
         offset = descriptors = at_once = 0
         self._start = self._moved = time.monotonic()
-        checks = 0
+        checks, news = 0, False
         try:
-            while self._done < self._total:
+            while True:
                 while offset < self._total and len(self._flying) < _IN_FLIGHT:
                     part = reads.window(offset, min(offset + self._window, self._total))
                     self._post(part)
-                    offset += part.total_bytes
                     at_once += part.total_bytes if self._flying[-1].done else 0
+                    offset += part.total_bytes
                     descriptors += len(part)
-                if self._collect():
-                    checks = 0
-                else:
-                    checks += 1
-                    self._wait(checks)
+                if news and self._progress is not None:  # only now: the wire is busy while it runs
+                    self._progress(self._done, self._total)
+                if self._done >= self._total:
+                    break
+                news = self._collect()
+                checks = 0 if news else checks + 1
                 self._check_time()
+                self._wait(checks)
         except BaseException:
             self._abort()
             raise
@@ -73,15 +75,14 @@ class Flight:
     def _accepted(self) -> Reads:
         """The reads joined, or as they were asked for when a joined one spans two registrations of the peer."""
         joined = self._asked.coalesced()
-        for reads in (joined, self._asked):
-            try:
-                self._agent.release(self._agent.prepare(self._peer, reads))
-            except TransferError:
-                if reads is self._asked or len(joined) == len(self._asked):
-                    raise
-            else:
-                return reads
-        raise AssertionError("unreachable: the loop returns or raises")
+        try:
+            self._agent.release(self._agent.prepare(self._peer, joined))
+        except TransferError:
+            if len(joined) == len(self._asked):
+                raise
+            joined = self._asked
+            self._agent.release(self._agent.prepare(self._peer, joined))
+        return joined
 
     def _post(self, part: Reads) -> None:
         posted = self._agent.prepare(self._peer, part)
@@ -99,8 +100,6 @@ class Flight:
             self._agent.release(posted)
             self._done += posted.bytes
             self._resize(self._moved - posted.since)
-        if self._progress is not None:
-            self._progress(self._done, self._total)
         return True
 
     def _resize(self, seconds: float) -> None:
@@ -114,21 +113,20 @@ class Flight:
             time.sleep(_PAUSE if time.monotonic() - self._moved < _LONG_AFTER else _LONG_PAUSE)
 
     def _check_time(self) -> None:
-        if self._done >= self._total:
-            return
         now = time.monotonic()
-        shown = f"{self._done} of {self._total} bytes after {now - self._start:.1f} s"
-        who = f"{self._agent.name}: reading from {self._peer!r}"
-        if now - self._moved >= self._stall_timeout:
+        silent, whole = now - self._moved, now - self._start
+        if self._done >= self._total or (silent < self._stall_timeout and whole < self._timeout):
+            return
+        where = f"{self._agent.name}: reading from {self._peer!r}: {self._done} of {self._total} bytes after {whole:.1f} s"
+        if silent >= self._stall_timeout:
             raise TransferTimeout(
-                f"{who}: no progress for {now - self._moved:.1f} s ({shown}); the source is stopped, hung or cut off. Take "
-                f"another source, or raise MX_TRANSFER_STALL_TIMEOUT (now {self._stall_timeout:g} s) if its link is that slow"
+                f"{where}, and no progress for {silent:.1f} s; the source is stopped, hung or cut off. Take another source, or "
+                f"raise MX_TRANSFER_STALL_TIMEOUT (now {self._stall_timeout:g} s) if its link is that slow"
             )
-        if now - self._start >= self._timeout:
-            raise TransferTimeout(
-                f"{who}: not complete within {self._timeout:g} s ({shown}); raise MX_TRANSFER_TIMEOUT if the link is that "
-                "slow, or look for what slows it"
-            )
+        raise TransferTimeout(
+            f"{where}, and {self._timeout:g} s is all it may take; raise MX_TRANSFER_TIMEOUT if the link is that slow, or look "
+            "for what slows it"
+        )
 
     def _abort(self) -> None:
         unfinished = [posted for posted in self._flying if not posted.done]

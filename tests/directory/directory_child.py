@@ -8,6 +8,7 @@ from __future__ import annotations
 import http.server
 import logging
 import multiprocessing
+import os
 import signal
 import socket
 import sys
@@ -92,6 +93,17 @@ def race(start_at):
     time.sleep(max(float(start_at) - time.time(), 0))
     address = embedded.resolve()
     print("resolved", address, "hosting" if embedded.hosted_here() else "guest")
+    sys.stdin.read()
+
+
+def host_with_forked_child():
+    """Host the embedded directory and fork a child that sleeps; print the child's pid."""
+    address = embedded.resolve()
+    child = os.fork()
+    if child == 0:
+        time.sleep(600)
+        os._exit(0)
+    print("hosting", address, child)
     sys.stdin.read()
 
 

@@ -137,6 +137,22 @@ def test_a_forked_child_does_not_believe_that_it_hosts(embedded_at):
     os.close(writer)
 
 
+@pytest.mark.parametrize("grpc_handles_forks", ["0", "1"])
+def test_a_forked_child_of_a_dead_host_does_not_keep_the_port(spawn, embedded_at, grpc_handles_forks):
+    env = {"MX_EMBEDDED_ADDRESS": embedded_at, "GRPC_ENABLE_FORK_SUPPORT": grpc_handles_forks}
+    host = spawn("host_with_forked_child", env=env)
+    child = int(host.expect(f"hosting {embedded_at}"))
+    assert resolve() == embedded_at
+    assert hosted_here() is None
+    host.kill()
+    try:
+        os.kill(child, 0)
+        assert resolve() == embedded_at
+        assert hosted_here() == embedded_at
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
 def test_an_explicit_server_and_the_embedded_one_do_not_share_a_port(embedded_at):
     ensure_directory()
     with pytest.raises(DirectoryUnavailable, match="in use"):

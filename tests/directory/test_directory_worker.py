@@ -46,15 +46,19 @@ def test_a_reader_gets_the_manifest_with_the_ids_stamped(reader):
 
 
 def test_a_keeper_holds_a_lease_and_always_releases_it(reader, leases):
-    with pytest.raises(RuntimeError, match="reader failed"), LeaseKeeper(reader) as lease:
-        assert leases.open_count() == 1
-        assert lease.manifest.tensors[0].name == "w"
-        lease.check()
-        raise RuntimeError("reader failed")
+    def failing_read():
+        with LeaseKeeper(reader) as lease:
+            assert leases.open_count() == 1
+            assert lease.manifest.tensors[0].name == "w"
+            lease.check()
+            raise RuntimeError("reader failed")
+
+    with pytest.raises(RuntimeError, match="reader failed"):
+        failing_read()
     assert leases.open_count() == 0
 
 
-def test_a_keeper_renews_for_longer_than_a_lease_lives(eventually):
+def test_a_keeper_renews_for_longer_than_a_lease_lives():
     leases = Leases(1)
     with (
         WorkerServer(manifest, leases, "w", mx_source_id=SOURCE) as worker,
@@ -67,7 +71,7 @@ def test_a_keeper_renews_for_longer_than_a_lease_lives(eventually):
         assert lease.lease_id == held
 
 
-def test_a_reader_that_dies_holds_the_memory_for_one_lease_time_only(worker, leases, clock):
+def test_a_reader_that_dies_holds_the_memory_for_one_lease_time_only(clock):
     short = Leases(60, clock)
     with WorkerServer(manifest, short, "w", mx_source_id=SOURCE) as server, WorkerClient(server.endpoint, SOURCE) as reader:
         reader.prepare_read()
@@ -127,16 +131,16 @@ def test_a_source_that_dies_or_stops_under_a_lease_is_noticed(spawn, eventually,
         eventually(lost, "the lease ran out")
 
 
-def test_a_port_that_another_process_took_over_is_a_lost_source(spawn, reader, worker):
+def test_a_port_that_another_process_took_over_is_a_lost_source(spawn):
     first = spawn("worker", 0, SOURCE, "first")
     endpoint = first.expect("endpoint")
-    port = endpoint.rpartition(":")[2]
     with WorkerClient(endpoint, SOURCE, "first", timeout=10) as reader:
         reader.get_manifest()
         first.kill()
         with pytest.raises(SourceLost, match=f"at {endpoint} for source {SOURCE} worker first failed .*UNAVAILABLE"):
             reader.get_manifest()
-        spawn("worker", port, SOURCE, "second").expect("endpoint")
+    spawn("worker", endpoint.rpartition(":")[2], SOURCE, "second").expect("endpoint")
+    with WorkerClient(endpoint, SOURCE, "first", timeout=10) as reader:
         for call in (reader.get_manifest, reader.prepare_read):
             with pytest.raises(SourceLost, match="NOT_FOUND: worker second answers here, not 'first'"):
                 call()

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from transport_peers import Source, unique
 
 from mx_common.errors import TransferError
 from mx_common.transport.nixl import NixlTransport
-from transport_peers import Source, unique
 
 
 @pytest.fixture

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import numpy.typing as npt
 import pytest
+from transport_peers import MIB, pattern, regions_of, unique, whole
 
 from mx_common.errors import ConfigError, MxError, TransferError
 from mx_common.transport import LocalTransport, Reads, Regions, Transport, open_transport
-from transport_peers import MIB, pattern, regions_of, unique, whole
 
 Bytes = npt.NDArray[np.uint8]
 

@@ -9,10 +9,10 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 import pytest
+from transport_peers import MIB, Source, once, pattern, regions_of, wait_until, whole
 
-from mx_common.errors import SourceLost, TransferError, TransferTimeout
+from mx_common.errors import SourceLost, TransferError
 from mx_common.transport.nixl import NixlTransport
-from transport_peers import MIB, Source, pattern, regions_of, wait_until, whole
 
 StartSource = Callable[..., Source]
 OpenNixl = Callable[..., NixlTransport]
@@ -22,23 +22,30 @@ UNTOUCHED = 0xEE
 QUIET_S = 1.0
 
 
-def aborted_read(start_source: StartSource, open_nixl: OpenNixl, **how: str) -> tuple[Source, NixlTransport, Bytes]:
-    """A tcp read that timed out while its source was stopped, with the source still stopped."""
+class Abandoned(Exception):
+    """Raised by a test's progress callback: the caller gives up mid-read."""
+
+
+def aborted_read(start_source: StartSource, open_nixl: OpenNixl) -> tuple[Source, NixlTransport, Bytes]:
+    """A tcp read that was given up after its first bytes; the source is alive and keeps answering what was asked of it."""
     source = start_source(tls="tcp")
-    reader = open_nixl(tls="tcp")
-    buffer = np.full(source.size, UNTOUCHED, dtype=np.uint8)
-    reader.register(regions_of(buffer))
-    peer = reader.connect(source.metadata)
-    source.ask("lease")
-    with pytest.raises(TransferTimeout):
-        reader.read(
-            peer,
-            whole(source.addr, buffer),
-            timeout=60,
-            stall_timeout=0.5,
-            progress=lambda done, total: source.signal(signal.SIGSTOP),
-        )
+    reader, buffer, peer = connected(source, open_nixl, "tcp", UNTOUCHED)
+
+    def give_up(done: int, total: int) -> None:
+        raise Abandoned
+
+    with pytest.raises(Abandoned):
+        reader.read(peer, whole(source.addr, buffer), timeout=60, stall_timeout=30, progress=give_up)
     return source, reader, buffer
+
+
+def connected(source: Source, open_nixl: OpenNixl, tls: str, fill: int = 0) -> tuple[NixlTransport, Bytes, str]:
+    """A reader with registered memory of the source's size, connected and holding a lease."""
+    reader = open_nixl(tls=tls)
+    buffer = np.full(source.size, fill, dtype=np.uint8)
+    reader.register(regions_of(buffer))
+    source.ask("lease")
+    return reader, buffer, reader.connect(source.metadata)
 
 
 def landed(buffer: Bytes) -> int:
@@ -48,14 +55,13 @@ def landed(buffer: Bytes) -> int:
 def test_late_bytes_of_an_aborted_read_land_until_the_transport_is_closed(
     start_source: StartSource, open_nixl: OpenNixl
 ) -> None:
-    source, reader, buffer = aborted_read(start_source, open_nixl)
+    _, reader, buffer = aborted_read(start_source, open_nixl)
     assert reader.tainted
     reader.deregister()
     at_abort = landed(buffer)
     assert 0 < at_abort < buffer.nbytes
-    # the agent goes on living, as it does when another source is tried next, and the source comes back
+    # the agent goes on living, as it does when another source is tried next
     reader.serve(lambda: True)
-    source.signal(signal.SIGCONT)
     wait_until(lambda: landed(buffer) > at_abort, "a late write (the trap this guards against)")
 
 
@@ -64,8 +70,7 @@ def test_after_close_no_byte_of_an_aborted_read_lands(start_source: StartSource,
     assert landed(buffer) < buffer.nbytes
     reader.close()
     buffer[:] = UNTOUCHED
-    source.signal(signal.SIGCONT)
-    # the source is awake and served; another agent of this process moves bytes meanwhile
+    # the source is alive, and another agent of this process moves bytes meanwhile
     other = open_nixl(tls="tcp")
     elsewhere = np.zeros(source.size, dtype=np.uint8)
     other.register(regions_of(elsewhere))
@@ -79,27 +84,16 @@ def test_close_destroys_the_agent_even_while_the_error_of_the_read_is_being_hand
     start_source: StartSource, open_nixl: OpenNixl
 ) -> None:
     source = start_source(tls="tcp")
-    reader = open_nixl(tls="tcp")
-    buffer = np.zeros(source.size, dtype=np.uint8)
-    reader.register(regions_of(buffer))
-    peer = reader.connect(source.metadata)
-    source.ask("lease")
-    try:
+    reader, buffer, peer = connected(source, open_nixl, "tcp")
+    with pytest.raises(SourceLost) as caught:
         reader.read(
-            peer,
-            whole(source.addr, buffer),
-            timeout=60,
-            stall_timeout=30,
-            progress=lambda done, total: source.signal(signal.SIGKILL),
+            peer, whole(source.addr, buffer), timeout=60, stall_timeout=30, progress=once(lambda: source.signal(signal.SIGKILL))
         )
-    except SourceLost as error:
-        # the traceback of this error leads through every frame of the read
-        assert error.__cause__ is not None
-        reader.close()
-        with pytest.raises(TransferError, match="closed"):
-            reader.metadata()
-    else:
-        pytest.fail("the source was killed and the read ended well")
+    # the traceback of this error leads through every frame of the read, and is alive while the agent is destroyed
+    assert caught.tb is not None
+    reader.close()
+    with pytest.raises(TransferError, match="closed"):
+        reader.metadata()
 
 
 def test_an_agent_that_something_still_holds_is_reported_and_not_called_closed(open_nixl: OpenNixl) -> None:
@@ -115,11 +109,7 @@ def test_deregistering_does_not_revoke_a_readers_access_so_only_leases_protect_m
     start_source: StartSource, open_nixl: OpenNixl, tls: str
 ) -> None:
     source = start_source(tls=tls, size=MIB)
-    reader = open_nixl(tls=tls)
-    buffer = np.zeros(source.size, dtype=np.uint8)
-    reader.register(regions_of(buffer))
-    peer = reader.connect(source.metadata)
-    source.ask("lease")
+    reader, buffer, peer = connected(source, open_nixl, tls)
     reader.read(peer, whole(source.addr, buffer), timeout=60, stall_timeout=30)
     source.ask("deregister")
     source.ask("fill 5")
@@ -129,11 +119,7 @@ def test_deregistering_does_not_revoke_a_readers_access_so_only_leases_protect_m
 
 def test_a_source_that_frees_memory_under_a_tcp_reader_dies(start_source: StartSource, open_nixl: OpenNixl) -> None:
     source = start_source(tls="tcp")
-    reader = open_nixl(tls="tcp")
-    buffer = np.zeros(source.size, dtype=np.uint8)
-    reader.register(regions_of(buffer))
-    peer = reader.connect(source.metadata)
-    source.ask("lease")
+    reader, buffer, peer = connected(source, open_nixl, "tcp")
     with pytest.raises(SourceLost):
         reader.read(peer, whole(source.addr, buffer), timeout=60, stall_timeout=30, progress=once(lambda: source.tell("free")))
     assert source.process.wait(60) == -signal.SIGSEGV
@@ -141,11 +127,7 @@ def test_a_source_that_frees_memory_under_a_tcp_reader_dies(start_source: StartS
 
 def test_a_source_that_waits_for_leases_before_it_frees_memory_lives(start_source: StartSource, open_nixl: OpenNixl) -> None:
     source = start_source(tls="tcp")
-    reader = open_nixl(tls="tcp")
-    buffer = np.zeros(source.size, dtype=np.uint8)
-    reader.register(regions_of(buffer))
-    peer = reader.connect(source.metadata)
-    source.ask("lease")
+    reader, buffer, peer = connected(source, open_nixl, "tcp")
     reader.read(
         peer, whole(source.addr, buffer), timeout=60, stall_timeout=30, progress=once(lambda: source.ask("free-unleased"))
     )
@@ -163,11 +145,7 @@ def test_a_source_that_overwrites_its_memory_mid_read_gives_mixed_bytes_and_no_e
 ) -> None:
     source = start_source(tls=tls)
     source.ask("fill 1")
-    reader = open_nixl(tls=tls)
-    buffer = np.zeros(source.size, dtype=np.uint8)
-    reader.register(regions_of(buffer))
-    peer = reader.connect(source.metadata)
-    source.ask("lease")
+    reader, buffer, peer = connected(source, open_nixl, tls)
     result = reader.read(
         peer, whole(source.addr, buffer), timeout=60, stall_timeout=30, progress=once(lambda: source.ask("fill 2"))
     )
@@ -182,11 +160,7 @@ def test_the_measured_seconds_do_not_depend_on_the_peer_being_still_connected(
     start_source: StartSource, open_nixl: OpenNixl, tls: str
 ) -> None:
     source = start_source(tls=tls)
-    reader = open_nixl(tls=tls)
-    buffer = np.zeros(source.size, dtype=np.uint8)
-    reader.register(regions_of(buffer))
-    peer = reader.connect(source.metadata)
-    source.ask("lease")
+    reader, buffer, peer = connected(source, open_nixl, tls)
     start = time.perf_counter()
     result = reader.read(peer, whole(source.addr, buffer), timeout=60, stall_timeout=30)
     around = time.perf_counter() - start
@@ -196,14 +170,3 @@ def test_the_measured_seconds_do_not_depend_on_the_peer_being_still_connected(
     assert 0 < result.wire_seconds <= around
     assert result.wire_seconds > around / 2
     assert result.wire_bytes == buffer.nbytes
-
-
-def once(act: Callable[[], object]) -> Callable[[int, int], None]:
-    """A progress callback that acts at the first bytes."""
-    acted: list[object] = []
-
-    def progress(done: int, total: int) -> None:
-        if not acted:
-            acted.append(act())
-
-    return progress

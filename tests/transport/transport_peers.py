@@ -62,6 +62,17 @@ def wait_until(condition: Callable[[], bool], what: str, seconds: float = WAIT_S
         time.sleep(0.01)
 
 
+def once(act: Callable[[], object]) -> Callable[[int, int], None]:
+    """A progress callback that acts at the first bytes."""
+    acted: list[object] = []
+
+    def progress(done: int, total: int) -> None:
+        if not acted:
+            acted.append(act())
+
+    return progress
+
+
 @dataclass
 class Source:
     """The parent's view of a source process."""
@@ -124,12 +135,12 @@ def main(name: str, size: int, seed: int, listen: int) -> None:
     view[:] = pattern(size, seed)
     transport = NixlTransport(name, listen_port=listen or None)
     transport.register(regions_of(view))
-    leases = 0
+    leases: list[str] = []
     freed = threading.Event()
     serving = True
 
     def start_serving() -> None:
-        transport.serve(lambda: leases > 0)
+        transport.serve(lambda: bool(leases))
 
     start_serving()
     print(json.dumps({"addr": view.ctypes.data, "metadata": base64.b64encode(transport.metadata()).decode()}), flush=True)
@@ -137,9 +148,9 @@ def main(name: str, size: int, seed: int, listen: int) -> None:
         word, *rest = line.split()
         answer: object = word
         if word == "lease":
-            leases += 1
+            leases.append(line)
         elif word == "release":
-            leases -= 1
+            leases.pop()
         elif word == "hold":  # readers over tcp stand still, with the process alive
             transport.stop_serving()
             serving = False
@@ -154,7 +165,7 @@ def main(name: str, size: int, seed: int, listen: int) -> None:
             # unmapped behind numpy's back, as an allocator that returns memory to the system does
             _munmap(view.ctypes.data, size)
         elif word == "free-unleased":
-            _free_when_unleased(lambda: leases, freed, view.ctypes.data, size)
+            _free_when_unleased(leases, freed, view.ctypes.data, size)
         elif word == "freed":
             answer = freed.is_set()
         elif word == "cpu":
@@ -169,9 +180,9 @@ def _munmap(addr: int, size: int) -> None:
     assert libc.munmap(ctypes.c_void_p(addr), ctypes.c_size_t(size)) == 0
 
 
-def _free_when_unleased(open_leases: Callable[[], int], freed: threading.Event, addr: int, size: int) -> None:
+def _free_when_unleased(leases: list[str], freed: threading.Event, addr: int, size: int) -> None:
     def later() -> None:
-        while open_leases():
+        while leases:
             time.sleep(0.01)
         _munmap(addr, size)
         freed.set()

@@ -1,0 +1,58 @@
+"""A directory on loopback and toy sources in processes of their own."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from mx_common.directory import DirectoryServer
+from tests.support.process import Process
+
+
+@pytest.fixture(autouse=True)
+def _own_corner(monkeypatch, tmp_path):
+    """Nothing of the machine's own settings, files or ports is used."""
+    monkeypatch.setenv("MX_RUNTIME_DIR", str(tmp_path / "run"))
+    monkeypatch.setenv("MX_RECORDS_FILE", str(tmp_path / "records.jsonl"))
+    monkeypatch.setenv("MX_RPC_TIMEOUT", "3")
+    monkeypatch.setenv("MX_HEARTBEAT_SECONDS", "0.3")
+
+
+@pytest.fixture
+def directory(monkeypatch):
+    with DirectoryServer("127.0.0.1:0") as server:
+        monkeypatch.setenv("MX_SERVER_ADDRESS", server.address)
+        yield server
+
+
+@pytest.fixture
+def start_source(directory, tmp_path):
+    """Starts a toy source and waits until it is listed (or registered, when it is never to be ready)."""
+    children = []
+
+    def start(worker_id, seed=1, *, env=None, **spec):
+        spec = {"worker_id": worker_id, "seed": seed, "server": directory.address, **spec}
+        child = Process(
+            "-m",
+            "tests.support.toy_source",
+            json.dumps(spec),
+            env={"MX_RUNTIME_DIR": str(tmp_path / "run"), "MX_HEARTBEAT_SECONDS": "0.3", **(env or {})},
+        )
+        children.append(child)
+        child.expect("ready" if spec.get("ready", True) else "registered")
+        return child
+
+    yield start
+    for child in children:
+        child.end()
+
+
+@pytest.fixture
+def records(tmp_path):
+    """The transfer records written so far."""
+
+    def read():
+        return [json.loads(line) for path in sorted(tmp_path.glob("records*")) for line in path.read_text().splitlines()]
+
+    return read
