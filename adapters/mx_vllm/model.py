@@ -55,7 +55,9 @@ class VllmModel:
 
     def discard(self) -> None:
         """Drop the model and everything vLLM remembers of it. Raises LoadFailed when some of its memory is still held."""
-        watched = [weakref.ref(tensor) for tensor in named_tensors(self._model(), self._device).values()]
+        tensors = {} if self.model is None else named_tensors(self.model, self._device)
+        watched = [weakref.ref(tensor) for tensor in tensors.values()]
+        del tensors
         self.model = None
         self._restore()
         rotary_embedding._ROPE_DICT.clear()

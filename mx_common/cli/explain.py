@@ -120,7 +120,8 @@ def _print(console: Console, target: Target, policy: Selector, groups: list[_Gro
             more = f" and {len(others) - _SHOWN_MODELS} more" if len(others) > _SHOWN_MODELS else ""
             line(console, f"it has sources of: {', '.join(others[:_SHOWN_MODELS])}{more}")
     for group in groups:
-        line(console, f"\n{group.mx_source_id}: {group.identity}")
+        line(console, "")
+        line(console, f"{group.mx_source_id}: {group.identity}")
         _print_table(console, group)
         first = next((row for row in group.rows if row.place == 1), None)
         if first is None:

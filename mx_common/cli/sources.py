@@ -5,6 +5,7 @@ Invariant: what is shown is one answer of one directory; while it does not answe
 
 from __future__ import annotations
 
+import signal
 import time
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -154,6 +155,8 @@ class _View:
 def _watch(view: _View, console: Console, interval: float, wide: bool, as_json: bool) -> None:
     """Until interrupted."""
     if console.is_terminal and not as_json:
+        # a terminal that is left without its cursor is no good to anybody: SIGTERM ends the watch as Ctrl-C does
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
         with Live(console=console, auto_refresh=False) as live:
             while True:
                 view.refresh()

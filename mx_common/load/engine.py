@@ -36,7 +36,10 @@ class EngineModel(Protocol):
         """
 
     def discard(self) -> None:
-        """Drop the model so that its memory can be used again. Raises MxError when something still holds it."""
+        """Drop the model, or what a `build` that failed left of it, so that its memory can be used again.
+
+        Raises MxError when something still holds it.
+        """
 
     def load_from_storage(self) -> Mapping[str, torch.Tensor]:
         """Create the model and fill it with the engine's own loader. Raises what that loader raises."""

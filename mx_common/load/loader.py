@@ -14,6 +14,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -37,8 +38,8 @@ _quarantine: list[Mapping[str, torch.Tensor]] = []
 
 @dataclass(frozen=True)
 class Loaded:
-    """The outcome. `pulled` is None when storage gave the weights; `transport`, already registered, is the one to serve from;
-    `reasons` says, in order, what was tried in vain."""
+    """The outcome. `pulled` is None when storage gave the weights; `transport` is the one to serve from (the tensors are registered with
+    it when `pulled`); `reasons` says, in order, what was tried in vain."""
 
     tensors: Mapping[str, torch.Tensor] = field(repr=False)
     pulled: Pulled | None = None
@@ -51,11 +52,12 @@ def load(job: Job, engine: EngineModel, log: logging.Logger) -> Loaded:
     """Load the weights of `job` into `engine`. Raises LoadFailed naming everything that was tried, in order."""
     started = time.perf_counter()
     reasons: list[str] = []
+    spare: _Opening | None = None
     if job.refused:
         reasons.append(f"not shared between replicas: {job.refused}")
     else:
-        with contextlib.ExitStack() as stack:
-            loaded = _from_sources(job, engine, log, reasons, stack)
+        spare = _Opening(f"{job.worker_id}-1")
+        loaded = _from_sources(job, engine, spare, log, reasons)
         if loaded is not None:
             _say_done(log, job, f"worker {loaded.source_worker_id}", started)
             return loaded
@@ -67,50 +69,76 @@ def load(job: Job, engine: EngineModel, log: logging.Logger) -> Loaded:
     except Exception as error:  # whatever the engine's loader raises, the user needs the whole list
         raise LoadFailed(f"{_tried(job, reasons)}; then storage: {type(error).__name__}: {error}") from error
     _say_done(log, job, "storage", started)
-    return Loaded(tensors=tensors, reasons=tuple(reasons))
+    return Loaded(tensors=tensors, transport=spare.unused() if spare else None, reasons=tuple(reasons))
+
+
+class _Opening:
+    """A transport that opens while the directory is asked and the model is built; loading its libraries takes longer than both."""
+
+    def __init__(self, name: str) -> None:
+        executor = ThreadPoolExecutor(1, thread_name_prefix="mx-open-transport")
+        self._future: Future[Transport] | None = executor.submit(open_transport, name)
+        executor.shutdown(wait=False)
+
+    def take(self) -> Transport | None:
+        """The transport, once; None when it was taken before. Raises what opening it raised."""
+        future, self._future = self._future, None
+        return None if future is None else future.result()
+
+    def unused(self) -> Transport | None:
+        """The transport if nobody took it and it could be opened."""
+        try:
+            return self.take()
+        except MxError:
+            return None  # whoever needs one opens it again, and reports why that fails
 
 
 def _say_done(log: logging.Logger, job: Job, origin: str, started: float) -> None:
     log.info("weights of %s from %s in %.3f s", job.identity.model_name, origin, time.perf_counter() - started)
 
 
-def _from_sources(
-    job: Job, engine: EngineModel, log: logging.Logger, reasons: list[str], stack: contextlib.ExitStack
-) -> Loaded | None:
+def _from_sources(job: Job, engine: EngineModel, spare: _Opening, log: logging.Logger, reasons: list[str]) -> Loaded | None:
     try:
-        client = stack.enter_context(contextlib.closing(DirectoryClient(resolve(job.settings.server or None))))
-        funnel = find_sources(client, job)
+        client = DirectoryClient(resolve(job.settings.server or None))
     except MxError as error:
         reasons.append(f"directory: {error}")
         log.warning("no source can be asked for: %s", error)
         return None
-    log.info("%s", funnel.line())
-    if not funnel.order:
-        reasons.append(f"directory {client.address}: {funnel.line()}")
-        return None
-    return _Chain(job, engine, client, funnel, log, reasons).run()
+    with contextlib.closing(client):
+        try:
+            funnel = find_sources(client, job)
+        except MxError as error:
+            reasons.append(f"directory: {error}")
+            log.warning("no source can be asked for: %s", error)
+            return None
+        log.info("%s", funnel.line())
+        if not funnel.order:
+            reasons.append(f"directory {client.address}: {funnel.line()}")
+            return None
+        return _Chain(job, engine, spare, client, log, reasons).run(funnel)
 
 
 class _Chain:
     """The attempts of one load and the little state between them: the model under construction and the transport that sees it."""
 
     def __init__(
-        self, job: Job, engine: EngineModel, client: DirectoryClient, funnel: Funnel, log: logging.Logger, reasons: list[str]
+        self, job: Job, engine: EngineModel, spare: _Opening, client: DirectoryClient, log: logging.Logger, reasons: list[str]
     ) -> None:
-        self.job, self.engine, self.client, self.funnel, self.log, self.reasons = job, engine, client, funnel, log, reasons
+        self.job, self.engine, self.spare, self.client, self.log, self.reasons = job, engine, spare, client, log, reasons
+        self.building = False
         self.tensors: Mapping[str, torch.Tensor] | None = None
         self.table: TensorTable | None = None
         self.transport: Transport | None = None
 
-    def run(self) -> Loaded | None:
-        for number, candidate in enumerate(self.funnel.order[: self.job.settings.max_sources], start=1):
+    def run(self, funnel: Funnel) -> Loaded | None:
+        for number, candidate in enumerate(funnel.order[: self.job.settings.max_sources], start=1):
             try:
                 table, transport = self._ready_to_receive(number)
             except (MxError, ValueError) as error:
                 self.reasons.append(f"this node: {error}")
                 self.log.warning("cannot receive weights here: %s", error)
                 break
-            outcome = pull(candidate, table, self.job, self.client, transport, self.funnel.policy, self.log)
+            outcome = pull(candidate, table, self.job, self.client, transport, funnel.policy, self.log)
             if isinstance(outcome, Pulled):
                 assert self.tensors is not None
                 return Loaded(self.tensors, outcome, transport, candidate.worker_id, tuple(self.reasons))
@@ -123,11 +151,12 @@ class _Chain:
         return None
 
     def _ready_to_receive(self, number: int) -> tuple[TensorTable, Transport]:
-        if self.transport is None:
-            self.transport = open_transport(f"{self.job.worker_id}-{number}")
         if self.tensors is None or self.table is None:
+            self.building = True
             self.tensors = self.engine.build()
             self.table = TensorTable.from_torch(self.tensors)
+        if self.transport is None:
+            self.transport = self.spare.take() or open_transport(f"{self.job.worker_id}-{number}")
             self.transport.register(self.table.regions())
         return self.table, self.transport
 
@@ -141,7 +170,8 @@ class _Chain:
                 if self.tensors is not None:
                     _quarantine.append(self.tensors)
             self.transport = None
-        if self.tensors is not None:
+        if self.building:
+            self.building = False
             self.tensors = self.table = None
             self.engine.discard()
 

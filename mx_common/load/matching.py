@@ -24,7 +24,7 @@ __all__ = ["check_coverage", "mismatched", "plan_reads"]
 
 
 def plan_reads(source: TensorTable, target: TensorTable) -> Reads:
-    """One read a tensor, joined where both sides are adjacent.
+    """One read a tensor; the transport joins those that are adjacent on both sides.
 
     Raises ManifestMismatch naming tensors that are missing from the source, extra in it, or of another size, dtype or layout
     (layouts are compared where both sides state them).
@@ -51,7 +51,7 @@ def plan_reads(source: TensorTable, target: TensorTable) -> Reads:
         local_device=target.device,
         remote_mem=source.mem,
         local_mem=target.mem,
-    ).coalesced()
+    )
 
 
 def check_coverage(reads: Reads, target: TensorTable) -> None:

@@ -60,7 +60,9 @@ class Source:
             return None
         try:
             table = _published_table(job, loaded)
-            transport = loaded.transport or _registered(job, table)
+            transport = loaded.transport or open_transport(job.worker_id)
+            if loaded.pulled is None:
+                transport.register(table.regions())
             source = cls(job, table, transport, log)
             source._announce(ready, serving)
         except (MxError, ValueError, OSError) as error:
@@ -136,9 +138,3 @@ def _published_table(job: Job, loaded: Loaded) -> TensorTable:
     if loaded.pulled is not None and loaded.pulled.verified:
         return table.with_digests_of(loaded.pulled.source)
     return TensorTable.from_torch(loaded.tensors, list(tensor_digests(table.held)))
-
-
-def _registered(job: Job, table: TensorTable) -> Transport:
-    transport = open_transport(job.worker_id)
-    transport.register(table.regions())
-    return transport

@@ -73,15 +73,18 @@ class TensorTable:
 
         Raises ValueError for a tensor with gaps, for two that overlap in part, and for mixed kinds of memory.
         """
-        seen = {}
+        spans = {}
         for name, tensor in tensors.items():
-            try:
-                seen[name] = byte_view(tensor)
-            except ValueError as error:
-                raise ValueError(f"{name}: {error}") from None
-        kept = {name: tensors[name] for name in _without_aliases(seen)}
-        views = [seen[name] for name in kept]
-        kinds = sorted({v.device.type for v in views})
+            if not tensor.is_contiguous():
+                try:
+                    byte_view(tensor)
+                except ValueError as error:
+                    raise ValueError(f"{name}: {error}") from None
+            if tensor.nbytes:
+                spans[name] = (tensor.device, tensor.data_ptr(), tensor.nbytes)
+        names = _without_aliases(spans)
+        kept = {name: tensors[name] for name in names}
+        kinds = sorted({spans[name][0].type for name in names})
         if len(kinds) > 1:
             raise ValueError(
                 f"tensors lie on {' and '.join(kinds)}; one worker shares one kind of memory (turn weight offloading off)"
@@ -89,9 +92,9 @@ class TensorTable:
         values = np.zeros(len(kept), dtype=np.uint64) if digests is None else np.array(digests, dtype=np.uint64)
         return cls(
             names=tuple(kept),
-            addr=np.array([v.data_ptr() for v in views], dtype=np.uint64),
-            size=np.array([v.numel() for v in views], dtype=np.uint64),
-            device=np.array([v.device.index or 0 for v in views], dtype=np.uint64),
+            addr=np.array([spans[name][1] for name in names], dtype=np.uint64),
+            size=np.array([spans[name][2] for name in names], dtype=np.uint64),
+            device=np.array([spans[name][0].index or 0 for name in names], dtype=np.uint64),
             dtype=tuple(str(t.dtype) for t in kept.values()),
             layout=tuple(_layout(t) for t in kept.values()),
             digest=values,
@@ -141,19 +144,19 @@ class TensorTable:
         return Regions(self.addr, self.size, self.device, self.mem)
 
 
-def _without_aliases(views: Mapping[str, torch.Tensor]) -> list[str]:
-    """Names in their own order, less the empty ones and those whose bytes all belong to an earlier or larger tensor."""
-    places = {name: (str(v.device), v.data_ptr(), v.numel()) for name, v in views.items() if v.numel()}
+def _without_aliases(spans: Mapping[str, tuple[torch.device, int, int]]) -> list[str]:
+    """Names in their own order, less those whose bytes all belong to an earlier or larger tensor. Spans: device, address, bytes."""
     inside: set[str] = set()
     last_name, last_device, last_stop = "", "", 0
-    for name, (device, start, length) in sorted(places.items(), key=lambda item: (*item[1][:2], -item[1][2])):
+    rows = [(str(device), start, -length, place, name) for place, (name, (device, start, length)) in enumerate(spans.items())]
+    for device, start, negative, _, name in sorted(rows):
         if device != last_device or start >= last_stop:
-            last_name, last_device, last_stop = name, device, start + length
-        elif start + length <= last_stop:
+            last_name, last_device, last_stop = name, device, start - negative
+        elif start - negative <= last_stop:
             inside.add(name)
         else:
             raise ValueError(f"{name} and {last_name} overlap in part; such memory cannot be shared")
-    return [name for name in places if name not in inside]
+    return [name for name in spans if name not in inside]
 
 
 def _layout(tensor: torch.Tensor) -> str:

@@ -5,7 +5,8 @@ call itself READY until then, and vLLM tells nobody in the worker's process. The
 `compile_or_warm_up_model` returned.
 
 Upstream: vllm/v1/worker/worker_base.py, `WorkerBase.compile_or_warm_up_model`, called last by `EngineCore`; no callback as of 0.32.
-Invariant: the method's result and errors pass through unchanged; a listener that raises does not reach the engine.
+Invariant: the method's result and errors pass through unchanged; listeners are called once, when the outermost of nested calls (a worker
+class that extends another's) has returned; a listener that raises does not reach the engine.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ class _WarmUpSignal:
     reason: str = "a source becomes READY when its engine can serve"
     upstream: str = "vllm.v1.worker.worker_base.WorkerBase.compile_or_warm_up_model"
     listeners: list[Callable[[Any], None]] = field(default_factory=list, compare=False)
+    warming: set[int] = field(default_factory=set, compare=False)
 
     def obstacle(self) -> str:
         """The method must exist under its name."""
@@ -55,7 +57,13 @@ class _WarmUpSignal:
     def _wrap(self, method: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(method)
         def wrapped(worker: Any, *args: Any, **kwargs: Any) -> Any:
-            result = method(worker, *args, **kwargs)
+            if id(worker) in self.warming:
+                return method(worker, *args, **kwargs)
+            self.warming.add(id(worker))
+            try:
+                result = method(worker, *args, **kwargs)
+            finally:
+                self.warming.discard(id(worker))
             for listener in tuple(self.listeners):
                 try:
                     listener(worker)

@@ -124,6 +124,7 @@ def test_a_piped_explanation_fits_80_columns_with_every_part_of_the_score(mx, fl
     assert "policy balanced, rank 0, this node's topology: zone=z1 rack=r1" in out
     assert "place  worker    load          hash    depth  tier  score" in out
     assert "0.50 unknown" in out
+    assert "\\" not in out
     table = out[out.index("place") : out.index("a replica of")]
     assert max(map(len, table.splitlines())) <= 80
 

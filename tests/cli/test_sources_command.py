@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
+import signal
+import subprocess
 
 from mx_common.wire import p2p
 
@@ -144,3 +148,32 @@ def test_a_watch_waits_for_a_directory_that_is_not_there_yet(start_mx, serve, fr
     documents = [json.loads(watch.lines[number]) for number in (waiting, there)]
     assert [(d["reachable"], len(d["sources"])) for d in documents] == [(False, 0), (True, 1)]
     assert f"127.0.0.1:{free_port}" in documents[0]["error"]
+
+
+def test_on_a_terminal_the_table_is_drawn_in_place_and_the_cursor_comes_back_when_the_watch_is_ended(
+    directory, register, environment, mx_path
+):
+    register(directory.address, "worker-a", identity={"model_name": "[red]m"})
+    ours, theirs = pty.openpty()
+    watch = subprocess.Popen(
+        [mx_path, "sources", "--watch", "--interval", "0.1", "--server", directory.address],
+        env={**environment, "TERM": "xterm", "COLUMNS": "100"},
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+    )
+    os.close(theirs)
+    seen = ""
+    while seen.count("worker-a") < 3:
+        seen += os.read(ours, 65536).decode(errors="replace")
+    watch.send_signal(signal.SIGTERM)
+    try:
+        while more := os.read(ours, 65536):
+            seen += more.decode(errors="replace")
+    except OSError:
+        pass  # how a terminal says that its other end is closed
+    os.close(ours)
+    assert watch.wait(30) == 130
+    assert "[red]m" in seen
+    assert "┌" in seen
+    assert seen.rindex("\x1b[?25h") > seen.rindex("\x1b[?25l")

@@ -202,7 +202,9 @@ def test_a_directory_whose_clock_is_an_hour_off_lists_usable_sources(monkeypatch
     store = MemoryStore(stale_seconds=90, remove_seconds=600, wall=lambda: time.time() + hours * 3600)
     with DirectoryServer("127.0.0.1:0", store) as server:
         monkeypatch.setenv("MX_SERVER_ADDRESS", server.address)
-        source = Source.start(job("w1"), Loaded(ToyEngine(storage_seed=6).load_from_storage()), ready=lambda: True, serving=None, log=log)
+        source = Source.start(
+            job("w1"), Loaded(ToyEngine(storage_seed=6).load_from_storage()), ready=lambda: True, serving=None, log=log
+        )
         assert source.publisher.wait_ready(10)
         loaded = load(job("target"), ToyEngine(), log)
         assert holds(loaded.tensors, 6)
@@ -236,7 +238,12 @@ def test_a_load_that_is_not_a_number_does_not_disturb_the_order(directory, start
 
 @pytest.mark.parametrize(
     ("name", "usable"),
-    [(b"MX_LOAD_FALLBACK", False), (b"MX_P2P_TOPOLOGY", True), (b"MX_P2P_LOAD_WEIGHT", True), (b"MX_P2P_SOURCE_SELECTOR", True)],
+    [
+        (b"MX_LOAD_FALLBACK", False),
+        (b"MX_P2P_TOPOLOGY", True),
+        (b"MX_P2P_LOAD_WEIGHT", True),
+        (b"MX_P2P_SOURCE_SELECTOR", True),
+    ],
 )
 def test_a_value_that_is_not_utf8_is_named_or_ignored_with_a_warning_and_never_a_traceback(name, usable):
     code = (
@@ -256,7 +263,9 @@ def test_a_value_that_is_not_utf8_is_named_or_ignored_with_a_warning_and_never_a
 def test_an_interrupted_target_releases_its_lease(start_source, directory, over_tcp, tmp_path):
     start_source("w1", env=over_tcp, **BIG)
     code = f"from tests.support.toy import *\nfrom mx_common.load import load\nload(job('t'), ToyEngine(**{BIG!r}), log)"
-    child = Process("-c", code, env={**over_tcp, "MX_SERVER_ADDRESS": directory.address, "MX_RUNTIME_DIR": str(tmp_path / "run")})
+    child = Process(
+        "-c", code, env={**over_tcp, "MX_SERVER_ADDRESS": directory.address, "MX_RUNTIME_DIR": str(tmp_path / "run")}
+    )
     wait_for_a_reader(directory.address)
     child.signal(signal.SIGINT)
     child.end()
@@ -309,5 +318,3 @@ def control_endpoint(address):
     with DirectoryClient(address) as client:
         (ref,) = client.list_sources(model_name="toy/model").instances
         return client.get_metadata(ref.mx_source_id, ref.worker_id).worker.worker_grpc_endpoint
-
-

@@ -150,7 +150,9 @@ def test_a_source_that_publishes_no_digests_is_used_and_recorded_as_unverified(s
 
 
 def test_published_digests_are_those_of_the_content(directory):
-    served = Source.start(job("w1"), Loaded(ToyEngine(storage_seed=1).load_from_storage()), ready=lambda: True, serving=None, log=log)
+    served = Source.start(
+        job("w1"), Loaded(ToyEngine(storage_seed=1).load_from_storage()), ready=lambda: True, serving=None, log=log
+    )
     from mx_common.load import tensor_digest
 
     assert served.table.digested

@@ -43,7 +43,9 @@ def main():
                 tensor.digest = digests[tensor.name]
             return manifest
 
-    job = Job(identity_from_proto(record.identity), "liar", 0, 1, "vllm", "cpu", Settings.resolve({"server": spec["directory"]}))
+    job = Job(
+        identity_from_proto(record.identity), "liar", 0, 1, "vllm", "cpu", Settings.resolve({"server": spec["directory"]})
+    )
     source = Liar.start(job, Loaded(tensors), ready=lambda: True, serving=None, log=logging.getLogger("liar"))
     assert source.publisher.wait_ready(20)
     print("ready liar")

@@ -47,7 +47,9 @@ def main():
     print("tokens", json.dumps([list(o.outputs[0].token_ids) for o in engine.generate(prompts, greedy, use_tqdm=False)]))
     for line in sys.stdin:
         if line.strip() == "ask":
-            print("tokens", json.dumps([list(o.outputs[0].token_ids) for o in engine.generate(prompts, greedy, use_tqdm=False)]))
+            print(
+                "tokens", json.dumps([list(o.outputs[0].token_ids) for o in engine.generate(prompts, greedy, use_tqdm=False)])
+            )
 
 
 if __name__ == "__main__":

@@ -100,7 +100,10 @@ def test_with_patches_disabled_the_engine_serves_and_says_why_it_is_no_source(fl
 
 @pytest.mark.parametrize(
     ("extra", "says"),
-    [({"selecter": "balanced"}, "unknown loader setting 'selecter'; known: server, selector"), ({"max_sources": "two"}, "must be of type int")],
+    [
+        ({"selecter": "balanced"}, "unknown loader setting 'selecter'; known: server, selector"),
+        ({"max_sources": "two"}, "must be of type int"),
+    ],
 )
 def test_a_bad_loader_setting_stops_the_engine_and_lists_what_is_known(fleet, small_model, extra, says):
     failed = fleet.engine(small_model[0], extra=extra)

@@ -1,0 +1,185 @@
+"""Promises about the tree itself: where the environment is read, what an import does, how large a file may be."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import json
+import os
+import re
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).parents[1]
+ROOMS = ("mx_common", "adapters", "patches")
+ENVS = ROOT / "mx_common" / "envs.py"
+MAX_LINES = 400
+# reads of the process environment, in every spelling that Python has
+ENVIRONMENT = re.compile(r"\bos\.environ\b|\bgetenvb?\b|\benvironb\b|\bputenv\b|from os import .*\benviron\b")
+
+
+def modules():
+    """The source files that people write."""
+    return [f for room in ROOMS for f in sorted((ROOT / room).rglob("*.py")) if "_generated" not in f.parts]
+
+
+def dotted(file):
+    parts = list(file.relative_to(ROOT).with_suffix("").parts)
+    parts = parts if parts[0] == "mx_common" else parts[1:]
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def test_the_whole_tree_is_looked_at():
+    names = {dotted(file) for file in modules()}
+    assert {
+        "mx_common.envs",
+        "mx_common.cli",
+        "mx_common.load.loader",
+        "mx_vllm.loader",
+        "mx_patches.vllm_keep_weights",
+    } <= names
+
+
+def test_only_envs_names_the_process_environment():
+    found = [str(f.relative_to(ROOT)) for f in modules() if f != ENVS and ENVIRONMENT.search(f.read_text("utf-8"))]
+    assert found == []
+
+
+@pytest.mark.parametrize("line", ["x = os.environ['A']", "os.getenv('A')", "from os import path, environ", "os.environb[b'A']"])
+def test_a_second_reader_of_the_environment_would_be_found(line):
+    assert ENVIRONMENT.search(line)
+
+
+def test_no_module_is_longer_than_one_idea():
+    files = modules() + [f for room in ("scripts", "examples", "benchmarks", "tests") for f in (ROOT / room).rglob("*.py")]
+    long = {str(f.relative_to(ROOT)): n for f in files if (n := len(f.read_text("utf-8").splitlines())) > MAX_LINES}
+    assert long == {}
+
+
+def test_every_module_has_a_docstring():
+    # an empty file marks a package and says nothing
+    files = [f for f in modules() if f.read_text("utf-8").strip()]
+    assert [str(f.relative_to(ROOT)) for f in files if not ast.get_docstring(ast.parse(f.read_text("utf-8")))] == []
+
+
+def test_every_package_tells_type_checkers_that_it_is_typed():
+    packages = [
+        ROOT / "mx_common",
+        *(f.parent for room in ("adapters", "patches") for f in (ROOT / room).glob("*/__init__.py")),
+    ]
+    assert len(packages) >= 3
+    assert [str(package) for package in packages if not (package / "py.typed").is_file()] == []
+
+
+def in_a_fresh_process(code, **variables):
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("MX_", "UCX_"))}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**clean, **variables}, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_importing_every_module_of_mx_common_changes_neither_environment_nor_loggers_nor_signals():
+    names = [dotted(file) for file in modules() if dotted(file).startswith("mx_common")]
+    code = f"""
+import importlib, json, logging, os, signal, sys, threading
+import torch, typer, rich.live  # what libraries do at their own import is not ours
+before = (dict(os.environ), list(logging.root.handlers), logging.root.level, signal.getsignal(signal.SIGTERM))
+raising = logging.raiseExceptions
+for name in {names!r}:
+    importlib.import_module(name)
+after = (dict(os.environ), list(logging.root.handlers), logging.root.level, signal.getsignal(signal.SIGTERM))
+ours = [n for n, l in logging.root.manager.loggerDict.items() if n.startswith("mx") and getattr(l, "handlers", None)]
+threads = [t.name for t in threading.enumerate() if t.name.startswith("mx")]
+print(json.dumps([before == after, logging.raiseExceptions == raising, ours, threads, len({names!r})]))
+"""
+    same, raising, ours, threads, count = in_a_fresh_process(code)
+    assert (same, raising, ours, threads) == (True, True, [], [])
+    assert count > 40
+
+
+CORE = (
+    "envs",
+    "errors",
+    "identity",
+    "topology",
+    "source_load",
+    "selection",
+    "floor",
+    "patching",
+    "directory",
+    "directory.client",
+    "cli",
+)
+
+
+@pytest.mark.parametrize("name", CORE)
+def test_the_core_imports_neither_torch_nor_an_engine_nor_nixl(name):
+    code = f"""
+import json, sys
+import mx_common.{name}
+heavy = {{"torch", "vllm", "sglang", "nixl", "nixl_cu12", "nixl_cu13", "redis", "transformers"}}
+print(json.dumps(sorted(heavy & set(sys.modules))))
+"""
+    assert in_a_fresh_process(code) == []
+
+
+def test_every_entry_point_of_the_distribution_resolves():
+    points = [point for point in metadata.distribution("mx-adapters").entry_points if point.group != "vllm.stat_logger_plugins"]
+    assert {point.group for point in points} == {"console_scripts", "vllm.general_plugins", "mx_common.patches"}
+    for point in points:
+        assert point.load() is not None
+
+
+def test_the_entry_point_that_needs_the_engine_names_a_class_that_is_there():
+    # resolved by its source: importing it would import all of vLLM
+    (point,) = metadata.distribution("mx-adapters").entry_points.select(group="vllm.stat_logger_plugins")
+    file = ROOT / "adapters" / Path(*point.module.split(".")).with_suffix(".py")
+    assert point.attr in {node.name for node in ast.parse(file.read_text("utf-8")).body if isinstance(node, ast.ClassDef)}
+
+
+def test_the_range_of_vllm_is_the_same_wherever_it_is_stated():
+    from mx_vllm import SUPPORTED
+
+    requirements = map(Requirement, metadata.requires("mx-adapters"))
+    (extra,) = [r.specifier for r in requirements if r.name == "vllm"]
+    assert str(extra) == ",".join(sorted(SUPPORTED.split(",")))
+    patches = list((ROOT / "patches").rglob("vllm_*.py"))
+    assert patches
+    for file in patches:
+        assert importlib.import_module(dotted(file)).PATCH.versions == SUPPORTED
+
+
+def test_the_configuration_page_is_up_to_date(tmp_path):
+    script = [sys.executable, str(ROOT / "scripts" / "generate_docs.py"), "--check"]
+    done = subprocess.run(script, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    stale = tmp_path / "configuration.md"
+    stale.write_text((ROOT / "docs" / "configuration.md").read_text("utf-8") + "more\n")
+    done = subprocess.run([*script, "--page", str(stale)], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert "python scripts/generate_docs.py" in done.stderr
+
+
+def test_links_between_the_documents_lead_somewhere():
+    broken = []
+    for page in [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md"]:
+        for target in re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", page.read_text("utf-8")):
+            if not (page.parent / target).exists():
+                broken.append(f"{page.name}: {target}")
+    assert broken == []
+
+
+def test_documents_name_only_variables_that_exist():
+    from mx_common import envs
+
+    markers = {"MX_DEMO", "MX_REFIT_THROUGHPUT", "MX_REFIT_SLOW_THROUGHPUT", "MX_REFIT_IMPOSSIBLE_THROUGHPUT"}
+    for page in [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md"]:
+        named = set(re.findall(r"\bMX_[A-Z0-9_]*[A-Z0-9]\b", page.read_text("utf-8"))) - markers
+        assert named <= set(envs.TABLE), f"{page.name} names {sorted(named - set(envs.TABLE))}"
