@@ -18,14 +18,14 @@ import logging
 import math
 import os
 import re
-import stat
 import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from mx_common import envs
+from mx_common._host_files import private_folder
 from mx_common._once import warn_once
+from mx_common._process import started
 from mx_common.errors import ConfigError
 
 __all__ = ["MAX_AGE_SECONDS", "Reading", "ServingLoad"]
@@ -67,12 +67,12 @@ class ServingLoad:
             "load": min(max(float(load), 0.0), 1.0),
             "ready": bool(ready),
             "pid": os.getpid(),
-            "started": _started(os.getpid()),
+            "started": started(os.getpid()),
             "boot": _boot_id(),
             "at": time.monotonic(),
         }
         try:
-            path = _directory(make=True) / self._file_name(os.getpid())
+            path = private_folder("serving", make=True) / self._file_name(os.getpid())
             scratch = path.with_suffix(f".{threading.get_ident()}.new")
             scratch.write_text(json.dumps(entry), "ascii")
             scratch.replace(path)
@@ -84,7 +84,7 @@ class ServingLoad:
     def read(self, max_age: float = MAX_AGE_SECONDS) -> Reading | None:
         """The busiest of the live writers' readings, ready if any of them is; None when there is none."""
         try:
-            files = sorted(_directory(make=False).glob(f"{self._stem}.*.json"))
+            files = sorted(private_folder("serving", make=False).glob(f"{self._stem}.*.json"))
         except FileNotFoundError:
             return None
         except (OSError, ConfigError) as error:
@@ -99,7 +99,7 @@ class ServingLoad:
     def close(self) -> None:
         """Forget what this process published."""
         with contextlib.suppress(OSError, ConfigError):
-            (_directory(make=False) / self._file_name(os.getpid())).unlink()
+            (private_folder("serving", make=False) / self._file_name(os.getpid())).unlink()
 
     @functools.cached_property
     def _stem(self) -> str:
@@ -111,40 +111,13 @@ class ServingLoad:
         return f"{self._stem}.{pid}.json"
 
 
-def _directory(*, make: bool) -> Path:
-    """The channel's directory, once it is sure that no other user can write there. Raises ConfigError otherwise."""
-    base = envs.runtime_dir()
-    path = base / "serving"
-    if make:
-        base.mkdir(mode=0o700, parents=True, exist_ok=True)
-        path.mkdir(mode=0o700, exist_ok=True)
-    _check_owner(base, root_too=True)
-    mode = _check_owner(path, root_too=False)
-    if mode & 0o077:
-        path.chmod(0o700)
-    return path
-
-
-def _check_owner(path: Path, *, root_too: bool) -> int:
-    """Permission bits of a real directory of this user (or of root). Raises ConfigError, FileNotFoundError."""
-    found = path.lstat() if not root_too else path.stat()
-    if not stat.S_ISDIR(found.st_mode):
-        raise ConfigError(f"{path} is not a directory; remove it or set MX_RUNTIME_DIR to a directory of yours")
-    if found.st_uid != os.geteuid() and not (root_too and found.st_uid == 0):
-        raise ConfigError(
-            f"{path} belongs to user {found.st_uid}, this process runs as {os.geteuid()}; "
-            "set MX_RUNTIME_DIR to a directory of yours"
-        )
-    return stat.S_IMODE(found.st_mode)
-
-
 def _read_entry(path: Path) -> Reading | None:
     """The reading in one file; None, and the file removed, when its writer is gone."""
     try:
         entry = json.loads(path.read_text("ascii"))
         pid, load, ready = int(entry["pid"]), float(entry["load"]), entry["ready"] is True
         age = time.monotonic() - float(entry["at"])
-        alive = entry["boot"] == _boot_id() and entry["started"] == _started(pid) != ""
+        alive = entry["boot"] == _boot_id() and entry["started"] == started(pid) != ""
     except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return None
     if not alive:
@@ -152,15 +125,6 @@ def _read_entry(path: Path) -> Reading | None:
             path.unlink()
         return None
     return Reading(load, ready, age) if 0.0 <= load <= 1.0 and age >= 0.0 else None
-
-
-def _started(pid: int) -> str:
-    """When a process started, in clock ticks since boot: with the pid, its name for good. Empty when it does not run."""
-    try:
-        after_name = Path(f"/proc/{pid}/stat").read_text("utf-8", errors="replace").rpartition(")")[2].split()
-    except OSError:
-        return ""
-    return "" if len(after_name) < 20 or after_name[0] in "ZX" else after_name[19]
 
 
 @functools.cache

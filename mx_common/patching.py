@@ -19,19 +19,20 @@ import socket
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from importlib import metadata
-from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion
 
 from mx_common import envs
+from mx_common._host_files import private_folder
 from mx_common._process import started
 from mx_common.errors import ConfigError
 
 __all__ = ["Outcome", "Patch", "applied_on_this_host", "apply", "known", "would"]
 
 GROUP = "mx_common.patches"
+FOLDER = "patches"
 
 _outcomes: dict[str, Outcome] = {}
 
@@ -106,8 +107,8 @@ def apply(name: str, log: logging.Logger, listener: Callable[[Any], None] = lamb
 
 def applied_on_this_host() -> Iterator[tuple[int, Outcome]]:
     """(process id, outcome) of every live process of this user on this host that asked for a patch."""
-    with contextlib.suppress(OSError):
-        for path in sorted(_folder().iterdir()):
+    with contextlib.suppress(OSError, ConfigError):
+        for path in sorted(private_folder(FOLDER).iterdir()):
             with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
                 note = json.loads(path.read_text(encoding="utf-8"))
                 if (
@@ -133,14 +134,8 @@ def _leave_note() -> None:
         "started": started(os.getpid()),
         "outcomes": [asdict(outcome) for outcome in _outcomes.values()],
     }
-    with contextlib.suppress(OSError):
-        folder = _folder()
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        (folder / str(os.getpid())).write_text(json.dumps(note), encoding="utf-8")
-
-
-def _folder() -> Path:
-    return envs.runtime_dir() / "patches"
+    with contextlib.suppress(OSError, ConfigError):
+        (private_folder(FOLDER, make=True) / str(os.getpid())).write_text(json.dumps(note), encoding="utf-8")
 
 
 def _version_of(module: str) -> str:

@@ -1,20 +1,23 @@
 """How busy a vLLM engine is, for the workers that heartbeat.
 
 vLLM instantiates this class in the process that collects statistics (entry point `vllm.stat_logger_plugins`, also with
-`--disable-log-stats`) and calls `record` at each step, never while idle; a thread of its own publishes the last state every second, so
-that an idle engine reports a measured 0. Invariant: inert unless the load format is mx; never raises into vLLM.
+`--disable-log-stats`) and calls `record` at each step, never while idle; a thread of its own publishes the last state every
+second, so that an idle engine reports a measured 0. When the process ends it says for its workers, which vLLM kills, that they
+are STALE. Invariant: inert unless the load format is mx; never raises into vLLM.
 """
 
 from __future__ import annotations
 
 import contextlib
 import threading
+from multiprocessing import util
 from typing import Any
 
 from vllm.config import VllmConfig
 from vllm.logger import init_logger
 from vllm.v1.metrics.loggers import StatLoggerBase
 
+from mx_common.load import lives
 from mx_common.source_load import serving_load
 from mx_vllm.ready import serving_channel
 
@@ -36,6 +39,7 @@ class MxStatLogger(StatLoggerBase):
         self._stop = threading.Event()
         if self._enabled:
             self._channel = serving_channel(vllm_config, engine_index)
+            util.Finalize(None, self._farewell, exitpriority=10)
             threading.Thread(target=self._publish_forever, name="mx-serving-load", daemon=True).start()
 
     def record(self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0) -> None:
@@ -48,6 +52,11 @@ class MxStatLogger(StatLoggerBase):
         """The engine can take requests."""
         self._ready = True
         self._publish()
+
+    def _farewell(self) -> None:
+        self._stop.set()
+        self._channel.close()
+        lives.retire(self._channel.instance)
 
     def _publish_forever(self) -> None:
         while not self._stop.wait(PERIOD_SECONDS):

@@ -17,6 +17,7 @@ from mx_common.directory.address import Address
 __all__ = ["MAX_MESSAGE_BYTES", "message_limits", "open_channel"]
 
 MAX_MESSAGE_BYTES = 128 << 20
+CONNECT_MS = 5000
 
 
 def message_limits() -> list[tuple[str, int]]:
@@ -33,7 +34,8 @@ def open_channel(address: Address) -> Any:
         # a shared connection would also share its back-off with a server that was there before
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.initial_reconnect_backoff_ms", 100),
-        ("grpc.min_reconnect_backoff_ms", 100),
+        # this one is also how long an attempt to connect may take: a busy or distant server needs more than a moment
+        ("grpc.min_reconnect_backoff_ms", CONNECT_MS),
         ("grpc.max_reconnect_backoff_ms", 1000),
     ]
     if address.is_loopback:

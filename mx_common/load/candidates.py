@@ -38,8 +38,15 @@ class Funnel:
         parts = [f"sources of {self.model}: {len(self.order) + len(self.dropped)} listed", f"policy {self.policy}"]
         names = [f"{c.worker_id}{_load(c)}" for c in self.order]
         parts.append(f"order [{_cut(names)}]")
-        parts.append(f"dropped [{_cut([f'{c.worker_id}: {why}' for c, why in self.dropped])}]")
+        parts.append(f"dropped [{self._dropped()}]")
         return ", ".join(parts)
+
+    def why_none(self) -> str:
+        """Why there is nothing to try, in words for a list of reasons."""
+        return f"every source is dropped ({self._dropped()})" if self.dropped else "no source is listed"
+
+    def _dropped(self) -> str:
+        return _cut([f"{c.worker_id}: {why}" for c, why in self.dropped])
 
 
 def find_sources(client: DirectoryClient, job: Job) -> Funnel:

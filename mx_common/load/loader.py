@@ -113,7 +113,7 @@ def _from_sources(job: Job, engine: EngineModel, spare: _Opening, log: logging.L
             return None
         log.info("%s", funnel.line())
         if not funnel.order:
-            reasons.append(f"directory {client.address}: {funnel.line()}")
+            reasons.append(f"directory {client.address}: {funnel.why_none()}")
             return None
         return _Chain(job, engine, spare, client, log, reasons).run(funnel)
 

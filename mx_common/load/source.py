@@ -86,7 +86,8 @@ class Source:
         lives.forget(self.job.worker_id)
 
     def _announce(self, ready: Callable[[], bool], serving: source_load.ServingLoad | None) -> None:
-        host = advertised_host(self.job.settings.server or envs.EMBEDDED_ADDRESS.get())
+        directory = self.job.settings.server or envs.SERVER_ADDRESS.get() or envs.EMBEDDED_ADDRESS.get()
+        host = advertised_host(directory)
         manifest = self._manifest()
         control = WorkerServer(lambda: manifest, self.leases, self.job.worker_id, host=host, port=worker_port(self.job.rank))
         self.control = control.start()
@@ -99,6 +100,12 @@ class Source:
             accelerator=self.job.accelerator,
             topology=local_topology(),
         )
+        instance = "" if serving is None else serving.instance
+
+        def registered(mx_source_id: str) -> None:
+            control.mx_source_id = mx_source_id
+            lives.remember(lives.Life(self.job.worker_id, self.job.rank, instance, directory, mx_source_id))
+
         load = source_load.LoadReader(source_load.default_providers(serving, self.leases.open_count))
         self.publisher = SourcePublisher(
             self.job.identity,
@@ -108,9 +115,8 @@ class Source:
             ready=ready,
             read_load=load.read,
             reads_in_flight=self.leases.open_count,
-            on_registered=lambda assigned: setattr(control, "mx_source_id", assigned),
+            on_registered=registered,
         )
-        lives.remember(self.job.worker_id)
         self.publisher.start()
         # an agent that is still polled while the interpreter goes down crashes; this also runs in children of multiprocessing
         util.Finalize(None, self.close, exitpriority=10)

@@ -123,7 +123,7 @@ def test_a_slow_transfer_is_recorded_and_still_installed(start_source, monkeypat
 def test_a_server_that_is_down_costs_the_sources_and_not_the_load(monkeypatch, caplog):
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
-        monkeypatch.setenv("MX_SERVER_ADDRESS", "127.0.0.1:%d" % unused.getsockname()[1])
+        monkeypatch.setenv("MX_SERVER_ADDRESS", f"127.0.0.1:{unused.getsockname()[1]}")
         monkeypatch.setenv("MX_RPC_TIMEOUT", "1")
         loaded = load(job("target"), ToyEngine(storage_seed=2), log)
         source = Source.start(job("target"), loaded, ready=lambda: True, serving=None, log=log)

@@ -18,12 +18,13 @@ WAIT_SECONDS = 60
 
 
 class Process:
-    """`python -u ARGUMENTS`, its output read in a thread. Variables of the pack are not inherited unless given in `env`."""
+    """`python -u ARGUMENTS`, or ARGUMENTS themselves without `interpreter`; its output is read in a thread. Variables of the pack are
+    not inherited unless given in `env`."""
 
-    def __init__(self, *arguments, env=None):
+    def __init__(self, *arguments, env=None, interpreter=True):
         clean = {name: value for name, value in os.environ.items() if not name.startswith("MX_")}
         self.popen = subprocess.Popen(
-            [sys.executable, "-u", *map(str, arguments)],
+            [*([sys.executable, "-u"] if interpreter else []), *map(str, arguments)],
             env={**clean, **(env or {})},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
