@@ -103,7 +103,7 @@ def test_a_record_that_is_too_old_is_dropped_by_the_directorys_clock(mx, serve, 
 
 
 def test_a_worker_of_this_host_that_has_ended_is_dropped(mx, directory, environment, register):
-    leave_note = "from mx_common.load import lives; lives.remember('crashed')"
+    leave_note = "from mx_common.load import lives; lives.remember(lives.Life('crashed'))"
     subprocess.run([sys.executable, "-c", leave_note], env=environment, check=True)
     register(directory.address, "crashed")
     done = mx("explain", "Org/Model", "--server", directory.address)

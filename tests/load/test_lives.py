@@ -62,5 +62,7 @@ def test_retiring_with_a_directory_that_is_down_is_quick_and_quiet():
 def test_another_container_with_the_same_folder_is_not_judged(tmp_path):
     lives.remember(lives.Life("w1"))
     path = tmp_path / "run" / "workers" / "w1"
-    path.write_text(path.read_text().replace(f'"pid": {os.getpid()}', f'"pid": {2**22 - 1}').replace('"host": "', '"host": "not-'))
+    path.write_text(
+        path.read_text().replace(f'"pid": {os.getpid()}', f'"pid": {2**22 - 1}').replace('"host": "', '"host": "not-')
+    )
     assert lives.gone() == frozenset()
