@@ -156,15 +156,6 @@ def register():
 
 
 @pytest.fixture
-def free_port():
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-@pytest.fixture
 def blocked(tmp_path):
     """A PYTHONPATH under which importing the named packages fails, as if they were not installed."""
 

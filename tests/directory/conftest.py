@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import os
-import queue
 import signal
-import subprocess
-import sys
-import threading
 import time
 from pathlib import Path
 
@@ -16,64 +12,25 @@ import pytest
 from mx_common.directory import DirectoryClient, DirectoryServer, MemoryStore
 from mx_common.directory.embedded import stop_hosting
 from mx_common.identity import Identity
+from tests.support.process import Process
 
 CHILD = Path(__file__).with_name("directory_child.py")
 WAIT_SECONDS = 30
 
 
-class Process:
-    """A child running one role of `directory_child.py`; its lines are read in a thread."""
+class Child(Process):
+    """A child running one role of `directory_child.py`."""
 
     def __init__(self, role, *arguments, env=None):
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("MX_")}
-        self.popen = subprocess.Popen(
-            [sys.executable, "-u", str(CHILD), role, *map(str, arguments)],
-            env={**environment, **(env or {})},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.PIPE,
-            text=True,
-        )
-        self.lines = []
-        self._queue = queue.Queue()
-        threading.Thread(target=self._read, daemon=True).start()
-
-    def _read(self):
-        for line in self.popen.stdout:
-            self._queue.put(line.rstrip("\n"))
-        self._queue.put(None)
-
-    def expect(self, start):
-        """The rest of the next line that begins with `start`."""
-        deadline = time.monotonic() + WAIT_SECONDS
-        while True:
-            line = self._queue.get(timeout=max(deadline - time.monotonic(), 0.01))
-            assert line is not None, f"{self.popen.args} ended before {start!r}: {self.lines}"
-            self.lines.append(line)
-            if line.startswith(start):
-                return line.removeprefix(start).strip()
+        super().__init__(CHILD, role, *arguments, env=env)
 
     def rest(self):
         """Every line until the process has ended, those already seen included."""
-        self.popen.wait(WAIT_SECONDS)
-        while (line := self._queue.get(timeout=WAIT_SECONDS)) is not None:
-            self.lines.append(line)
-        return self.lines
-
-    def say(self, line):
-        self.popen.stdin.write(line + "\n")
-        self.popen.stdin.flush()
+        return self.output(WAIT_SECONDS).splitlines()
 
     def kill(self, number=signal.SIGKILL):
-        self.popen.send_signal(number)
+        self.signal(number)
         return self.popen.wait(WAIT_SECONDS)
-
-    def close(self):
-        if self.popen.poll() is None:
-            # a stopped process ignores everything but this
-            self.popen.kill()
-            self.popen.wait(WAIT_SECONDS)
-        self.popen.stdin.close()
 
 
 @pytest.fixture
@@ -81,13 +38,13 @@ def spawn():
     started = []
 
     def start(role, *arguments, env=None):
-        process = Process(role, *arguments, env=env)
+        process = Child(role, *arguments, env=env)
         started.append(process)
         return process
 
     yield start
     for process in started:
-        process.close()
+        process.end()
 
 
 @pytest.fixture
@@ -102,15 +59,6 @@ def eventually():
         return answer
 
     return ask
-
-
-@pytest.fixture
-def free_port():
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -120,18 +119,16 @@ def test_a_slow_transfer_is_recorded_and_still_installed(start_source, monkeypat
     loaded.transport.close()
 
 
-def test_a_server_that_is_down_costs_the_sources_and_not_the_load(monkeypatch, caplog):
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        monkeypatch.setenv("MX_SERVER_ADDRESS", f"127.0.0.1:{unused.getsockname()[1]}")
-        monkeypatch.setenv("MX_RPC_TIMEOUT", "1")
-        loaded = load(job("target"), ToyEngine(storage_seed=2), log)
-        source = Source.start(job("target"), loaded, ready=lambda: True, serving=None, log=log)
+def test_a_server_that_is_down_costs_the_sources_and_not_the_load(monkeypatch, free_port):
+    monkeypatch.setenv("MX_SERVER_ADDRESS", f"127.0.0.1:{free_port}")
+    monkeypatch.setenv("MX_RPC_TIMEOUT", "1")
+    loaded = load(job("target"), ToyEngine(storage_seed=2), log)
+    source = Source.start(job("target"), loaded, ready=lambda: True, serving=None, log=log)
     assert holds(loaded.tensors, 2)
     assert "MX_SERVER_ADDRESS" in loaded.reasons[0]
-    with DirectoryServer(os.environ["MX_SERVER_ADDRESS"]):
+    with DirectoryServer(f"127.0.0.1:{free_port}"):
         assert source.publisher.wait_ready(30), "the source registers once the server is up"
-    source.close()
+        source.close()
 
 
 def test_a_server_that_dies_during_the_transfer_does_not_stop_it(start_source, directory, over_tcp):

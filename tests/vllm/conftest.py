@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 
 import pytest
 
@@ -72,11 +71,3 @@ class Fleet:
     def end(self):
         for process in self.processes:
             process.end()
-
-
-@pytest.fixture
-def dead_address():
-    """An address at which nobody serves."""
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        yield f"127.0.0.1:{unused.getsockname()[1]}"

@@ -58,11 +58,11 @@ def test_a_replica_of_another_parallel_layout_does_not_take_them(fleet, small_mo
     assert fleet.records() == [], "read from storage: identities differ"
 
 
-def test_settings_given_to_the_loader_override_the_environment(fleet, small_model, dead_address):
+def test_settings_given_to_the_loader_override_the_environment(fleet, small_model, free_port):
     full, bare, expected = small_model
     assert tokens(fleet.engine(full)) == expected
     fleet.ready()
-    elsewhere = {"MX_SERVER_ADDRESS": dead_address, "MX_P2P_SOURCE_SELECTOR": "load_aware"}
+    elsewhere = {"MX_SERVER_ADDRESS": f"127.0.0.1:{free_port}", "MX_P2P_SOURCE_SELECTOR": "load_aware"}
     target = fleet.engine(bare, env=elsewhere, extra={"server": fleet.address, "selector": "rendezvous_hash"})
     assert tokens(target) == expected
     assert [record["policy"] for record in fleet.records()] == ["rendezvous_hash"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import concurrent.futures
 import json
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -27,20 +26,17 @@ LONG = 100
 
 
 @pytest.fixture
-def served(fleet, small_model):
+def served(fleet, small_model, free_port):
     """(process, port) of a server that has just been started."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     command = [shutil.which("vllm", path=str(Path(sys.executable).parent)), "serve", str(small_model[0]), "--load-format", "mx"]
     command += ["--served-model-name", "small", "--skip-tokenizer-init", "--dtype", "float32", "--enforce-eager"]
     command += ["--compilation-config", '{"mode": 0, "custom_ops": ["none"]}', "--kv-cache-memory-bytes", "32M"]
-    command += ["--max-num-seqs", str(SLOTS), "--max-model-len", "128", "--host", "127.0.0.1", "--port", str(port)]
+    command += ["--max-num-seqs", str(SLOTS), "--max-model-len", "128", "--host", "127.0.0.1", "--port", str(free_port)]
     command += ["--disable-log-stats"]
     environment = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", **fleet.environment}
     process = Process(*command, env=environment, interpreter=False)
     fleet.processes.append(process)
-    return process, port
+    return process, free_port
 
 
 def test_a_served_replica_is_ready_when_it_answers_and_publishes_its_load(served, fleet):
