@@ -2,6 +2,7 @@
 # make test   sets everything up and runs the tests
 # make lint   formatting, types, import rules
 # make bench  measures, writes benchmarks/RESULTS.md
+# make setup  only sets up; make docs and make wire write generated files again; make clean removes what was set up
 
 PYTHON ?= python3.11
 VENV := .venv

@@ -13,9 +13,17 @@ import math
 from collections.abc import Callable
 from typing import Literal
 
-__all__ = ["choice", "flag", "floor_bound", "integer", "number"]
+__all__ = ["address", "choice", "flag", "floor_bound", "integer", "number"]
 
 _FLAGS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+
+
+def address(raw: str) -> str:
+    """host:port, with an IPv6 host in brackets."""
+    host, colon, port = raw.rpartition(":")
+    if not colon or not host or not port.isdigit() or int(port) > 65535:
+        raise ValueError("is not host:port")
+    return raw
 
 
 def choice(choices: tuple[str, ...]) -> Callable[[str], str]:

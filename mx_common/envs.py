@@ -125,6 +125,21 @@ def _text(name: str, default: str, meaning: str, group: str, *, strict: bool = F
     )
 
 
+def _address(name: str, default: str, meaning: str, *, shown_default: str = "") -> Var[str]:
+    return _add(
+        Var(
+            name,
+            kind="address",
+            default=default,
+            parse=_env_parsers.address,
+            meaning=meaning,
+            group="Directory",
+            allowed="host:port",
+            shown_default=shown_default or default,
+        )
+    )
+
+
 def _choice(name: str, choices: tuple[str, ...], meaning: str, group: str) -> Var[str]:
     parse, allowed = _env_parsers.choice(choices), ", ".join(choices)
     return _add(Var(name, kind="choice", default=choices[0], parse=parse, meaning=meaning, group=group, allowed=allowed))
@@ -207,24 +222,34 @@ def _floor_bound(name: str, meaning: str, *, auto: bool) -> Var[float | Literal[
 
 
 # Directory -----------------------------------------------------------------------------------------------------------
-SERVER_ADDRESS = _text(
+SERVER_ADDRESS = _address(
     "MX_SERVER_ADDRESS",
     "",
-    "host:port of the directory; unset: the pack hosts one itself on this machine",
-    "Directory",
-    strict=True,
+    "the directory; unset: the pack hosts one itself on this machine",
     shown_default="(unset: embedded)",
 )
-EMBEDDED_ADDRESS = _text(
-    "MX_EMBEDDED_ADDRESS", "127.0.0.1:8001", "where the embedded directory binds and is looked for", "Directory", strict=True
-)
+EMBEDDED_ADDRESS = _address("MX_EMBEDDED_ADDRESS", "127.0.0.1:8001", "where the embedded directory binds and is looked for")
 RPC_TIMEOUT = _number("MX_RPC_TIMEOUT", 10, "seconds one call may take, retries included", "Directory", above=True)
-HEARTBEAT_SECONDS = _number("MX_HEARTBEAT_SECONDS", 30, "seconds between two heartbeats of a source", "Directory", above=True)
+HEARTBEAT_SECONDS = _number(
+    "MX_HEARTBEAT_SECONDS",
+    30,
+    "seconds between two heartbeats of a source; at most half of MX_STALE_SECONDS",
+    "Directory",
+    above=True,
+)
 STALE_SECONDS = _number(
-    "MX_STALE_SECONDS", 90, "seconds of silence after which the directory calls a source STALE", "Directory", above=True
+    "MX_STALE_SECONDS",
+    90,
+    "seconds of silence after which the directory calls a source STALE; read by the directory",
+    "Directory",
+    above=True,
 )
 REMOVE_SECONDS = _number(
-    "MX_REMOVE_SECONDS", 600, "seconds of silence after which the directory forgets a source", "Directory", above=True
+    "MX_REMOVE_SECONDS",
+    600,
+    "seconds of silence after which the directory forgets a source; read by the directory",
+    "Directory",
+    above=True,
 )
 ADVERTISE_HOST = _text(
     "MX_ADVERTISE_HOST",

@@ -21,7 +21,9 @@ from vllm.model_executor.model_loader.base_loader import BaseModelLoader
 from vllm.platforms import current_platform
 
 from mx_common import patching
+from mx_common.errors import MxError
 from mx_common.load import Settings, Source, load
+from mx_vllm._logging import speak_through_vllm
 from mx_vllm._version import check_version
 from mx_vllm.job import job_for
 from mx_vllm.model import VllmModel, storage_loader
@@ -37,6 +39,7 @@ class MxModelLoader(BaseModelLoader):
 
     def __init__(self, load_config: LoadConfig) -> None:
         super().__init__(load_config)
+        speak_through_vllm()
         check_version(vllm.__version__)
         self._settings = Settings.resolve(load_config.model_loader_extra_config)
         self._hidden = ""
@@ -50,7 +53,11 @@ class MxModelLoader(BaseModelLoader):
         """Pull the weights or read them from storage, then start serving them."""
         job = job_for(vllm_config, model_config, self._settings, self._hidden)
         engine = VllmModel(vllm_config, model_config, prefix, self.load_config)
-        loaded = load(job, engine, log)
+        try:
+            loaded = load(job, engine, log)
+        except MxError as error:
+            log.error("%s", error)  # one line of its own: vLLM's tracebacks bury the message
+            raise
         ready = EngineReady(vllm_config)
         patching.apply("vllm-warm-up-signal", log, ready.warmed_up)
         job = replace(job, refused=job.refused or engine.hidden)

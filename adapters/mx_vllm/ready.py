@@ -2,7 +2,7 @@
 
 Three processes know a part: the worker holds the memory, the engine core warms it up, the API server has the queue. The worker learns of
 the second through the patch `vllm-warm-up-signal`, of the third through the host-local channel `mx_vllm.serving_load` writes.
-Invariant: READY needs the engine warmed up, and its API server initialised where there is one.
+Invariant: READY needs the engine warmed up, and its API server initialised and alive where there is one.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ class EngineReady:
         self._channel = serving_channel(vllm_config)
         self._warm = threading.Event()
         self._warm_since = 0.0
+        self._served = False
 
     def warmed_up(self, worker: Any) -> None:
         """Listener of the patch; other engines of this process signal too."""
@@ -45,5 +46,8 @@ class EngineReady:
     def __call__(self) -> bool:
         reading = self._channel.read()
         if reading is not None and reading.ready:
+            self._served = True
             return True
+        if self._served:  # the API server has ended: an engine without one answers nobody, even if its processes live on
+            return False
         return self._warm.is_set() and reading is None and time.monotonic() - self._warm_since > NO_SERVER_SECONDS

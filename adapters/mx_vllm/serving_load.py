@@ -19,6 +19,7 @@ from vllm.v1.metrics.loggers import StatLoggerBase
 
 from mx_common.load import lives
 from mx_common.source_load import serving_load
+from mx_vllm._logging import speak_through_vllm
 from mx_vllm.ready import serving_channel
 
 __all__ = ["MxStatLogger"]
@@ -38,6 +39,7 @@ class MxStatLogger(StatLoggerBase):
         self._ready = False
         self._stop = threading.Event()
         if self._enabled:
+            speak_through_vllm()
             self._channel = serving_channel(vllm_config, engine_index)
             util.Finalize(None, self._farewell, exitpriority=10)
             threading.Thread(target=self._publish_forever, name="mx-serving-load", daemon=True).start()

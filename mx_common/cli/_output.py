@@ -23,9 +23,15 @@ from rich.text import Text
 __all__ = ["cell", "line", "make_console", "make_table", "print_json", "show", "span"]
 
 
-def make_console(*, stderr: bool = False) -> Console:
-    """A console that draws on a terminal and writes plain text elsewhere."""
-    return Console(stderr=stderr, highlight=False, markup=False, emoji=False)
+UNFOLDED = 400
+
+
+def make_console(*, stderr: bool = False, wide: bool = False) -> Console:
+    """A console that draws on a terminal and writes plain text elsewhere. With `wide` and no terminal, lines are as long as they are."""
+    console = Console(stderr=stderr, highlight=False, markup=False, emoji=False)
+    if wide and not console.is_terminal:
+        console.width = UNFOLDED
+    return console
 
 
 def make_table(console: Console, *headings: str, whole: Sequence[str] = ()) -> Table:

@@ -115,7 +115,7 @@ def _print(console: Console, target: Target, policy: Selector, groups: list[_Gro
     here = " ".join(f"{level}={value}" for level, value in local_topology().items()) or "unknown"
     line(console, f"policy {policy.name}, rank {target.worker_rank}, this node's topology: {here}")
     if not groups:
-        line(console, f"the directory has no source of {target.model_name}: the next replica reads from storage", "yellow")
+        line(console, f"the directory has no source of {target.model_name}: the next replica {_otherwise()}", "yellow")
         if others:
             more = f" and {len(others) - _SHOWN_MODELS} more" if len(others) > _SHOWN_MODELS else ""
             line(console, f"it has sources of: {', '.join(others[:_SHOWN_MODELS])}{more}")
@@ -125,11 +125,19 @@ def _print(console: Console, target: Target, policy: Selector, groups: list[_Gro
         _print_table(console, group)
         first = next((row for row in group.rows if row.place == 1), None)
         if first is None:
-            line(console, "no source of this identity can be used: the next replica of it reads from storage", "yellow")
+            line(console, f"no source of this identity can be used: the next replica of it {_otherwise()}", "yellow")
+            continue
+        usable = sum(1 for row in group.rows if row.place)
+        if policy.name == "random" and usable > 1:
+            line(console, f"a replica of this identity would read from any of these {usable}, with equal chance")
             continue
         line(console, f"a replica of this identity would read from worker {first.candidate.worker_id}, load {first.load:.2f}")
-        if policy.name == "random" and len(group.rows) > 1:
-            line(console, "(random: another order each time)")
+
+
+def _otherwise() -> str:
+    """What a replica does when it has no source."""
+    none = envs.LOAD_FALLBACK.read().value == "none"
+    return "stops, since MX_LOAD_FALLBACK=none" if none else "reads from storage"
 
 
 def _print_table(console: Console, group: _Group) -> None:

@@ -19,6 +19,7 @@ from mx_common.cli._ask import asking, name_absence, server_option
 from mx_common.cli._output import cell, line, make_console, make_table, print_json, show, span
 from mx_common.directory.client import DirectoryClient, Listing
 from mx_common.errors import DirectoryError
+from mx_common.load import lives
 from mx_common.topology import levels
 from mx_common.wire import p2p
 
@@ -38,7 +39,8 @@ _SHORT_ID = 12
 
 @dataclass(frozen=True)
 class SourceRow:
-    """One source for display; `age_s` since its last heartbeat by the directory's clock, None when that does not tell its time."""
+    """One source for display; `age_s` since its last heartbeat by the directory's clock, None when that does not tell its time;
+    `ended`: it was a process of this host and is no more, whatever the directory still says."""
 
     model: str
     rank: int
@@ -50,18 +52,19 @@ class SourceRow:
     accelerator: str
     worker_id: str
     mx_source_id: str
+    ended: bool = False
 
 
 def fetch(client: DirectoryClient, model: str | None = None) -> list[SourceRow]:
     """Every source, of one model or all, by model, identity, rank and worker. Raises DirectoryError."""
-    listing = client.list_sources(model_name=model)
+    listing, gone = client.list_sources(model_name=model), lives.gone()
     if all(ref.HasField("status") for ref in listing.instances):
-        rows = [_row(ref, STATUS_WORDS.get(ref.status, str(ref.status)), listing) for ref in listing.instances]
+        rows = [_row(ref, STATUS_WORDS.get(ref.status, str(ref.status)), listing, gone) for ref in listing.instances]
     else:  # a server that does not state the status answers for one status at a time
         rows = []
         for status, word in STATUS_WORDS.items():
             part = client.list_sources(status=status, model_name=model)
-            rows += [_row(ref, word, part) for ref in part.instances]
+            rows += [_row(ref, word, part, gone) for ref in part.instances]
     return sorted(rows, key=lambda row: (row.model, row.mx_source_id, row.rank, row.worker_id))
 
 
@@ -91,11 +94,12 @@ def command(
     READY         can be read from
     INITIALIZING  registered, its engine cannot serve yet
     STALE         silent for MX_STALE_SECONDS, or has said that it ends
+    (ended)       a process of this host that is no more; replicas of this host leave it out
     load unknown  it published no reading, which policies take as 0.5
 
     Exit 1 when the directory cannot be asked (without --watch).
     """
-    console = make_console()
+    console = make_console(wide=wide)
     with asking(server) as client:
         view = _View(client, model, server)
         if watch:
@@ -174,7 +178,7 @@ def _watch(view: _View, console: Console, interval: float, wide: bool, as_json: 
         time.sleep(interval)
 
 
-def _row(ref: Any, status: str, listing: Listing) -> SourceRow:
+def _row(ref: Any, status: str, listing: Listing, gone: frozenset[str]) -> SourceRow:
     now = listing.server_time_ms
     return SourceRow(
         model=ref.model_name,
@@ -187,6 +191,7 @@ def _row(ref: Any, status: str, listing: Listing) -> SourceRow:
         accelerator=ref.accelerator,
         worker_id=ref.worker_id,
         mx_source_id=ref.mx_source_id,
+        ended=ref.worker_id in gone,
     )
 
 
@@ -204,7 +209,9 @@ def _table(console: Console, rows: list[SourceRow], wide: bool) -> Table:
         cells = [
             cell(row.model),
             cell(row.rank),
-            cell(row.status, _COLOURS.get(row.status, "yellow")),
+            cell(
+                f"{row.status} (ended)" if row.ended else row.status, "red" if row.ended else _COLOURS.get(row.status, "yellow")
+            ),
             cell("unknown" if row.source_load is None else f"{row.source_load:.2f}"),
             cell(_place(row.topology)),
             cell(span(row.age_s)),

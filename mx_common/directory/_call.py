@@ -59,7 +59,9 @@ class Caller:
         tried = f"{seconds:.1f} s and {attempts} attempt{'s' if attempts > 1 else ''}"
         said = f"{error.code().name}: {error.details() or 'no details'}"
         if error.code() in _NOBODY:
-            return DirectoryUnavailable(f"{name} to the {self._peer} failed after {tried} ({said}); {self._advice}")
+            late = error.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+            advice = f"{self._advice}, or raise MX_RPC_TIMEOUT" if late else self._advice
+            return DirectoryUnavailable(f"{name} to the {self._peer} failed after {tried} ({said}); {advice}")
         if error.code() == grpc.StatusCode.UNIMPLEMENTED:
             return DirectoryRefused(
                 f"{name} is not served by the {self._peer} ({said}, {tried}); the address belongs to another kind of server"

@@ -51,7 +51,7 @@ class DirectoryClient:
         self._caller = Caller(
             unary_calls(self._channel, P2P_SERVICE),
             peer=f"directory {self.address}",
-            advice="check that it runs and that MX_SERVER_ADDRESS names it, or raise MX_RPC_TIMEOUT",
+            advice="check that it runs there, and that the address (MX_SERVER_ADDRESS or the setting `server`) is right",
         )
 
     def publish(self, identity: Identity, worker: p2p.WorkerMetadata, worker_id: str) -> str:

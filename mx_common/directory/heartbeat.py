@@ -7,7 +7,7 @@
 
 The thread registers again whenever the directory does not know the worker (it restarted empty, or another process took the
 embedded one over), and takes over hosting the embedded directory itself when nobody else did. Invariants: a source is READY
-only after `ready()` was true; a directory that is down costs one warning and never an exception in the engine.
+only while `ready()` is true; a directory that is down costs one warning and never an exception in the engine.
 """
 
 from __future__ import annotations
@@ -39,9 +39,10 @@ class SourcePublisher:
     """Publishes one worker of `identity`.
 
     `address`: the directory; None: `embedded.resolve()`, asked again after every failure. `ready` says whether the engine can
-    serve, polled every `poll_seconds` until it is true. `read_load` gives the load in [0, 1] or None for no reading.
-    `reads_in_flight` gives the number of open read leases. `on_registered` is told each `mx_source_id` the directory assigns,
-    before the source can be listed as READY. `interval`: seconds between heartbeats, `MX_HEARTBEAT_SECONDS` unless given.
+    serve, polled every `poll_seconds` until it is true and before each heartbeat from then on. `read_load` gives the load in
+    [0, 1] or None for no reading. `reads_in_flight` gives the number of open read leases. `on_registered` is told each
+    `mx_source_id` the directory assigns, before the source can be listed as READY. `interval`: seconds between heartbeats,
+    `MX_HEARTBEAT_SECONDS` unless given.
     The callables run in the publisher's thread and have to return within seconds; what `ready` and `read_load` raise counts as
     "not ready" and "no reading".
     """
@@ -124,6 +125,7 @@ class SourcePublisher:
         due = time.monotonic()
         while not self._stop.is_set():
             if time.monotonic() >= due:
+                self._follow_engine()
                 told = self._tell()
                 # sources that came up together, or found a server back together, must not stay in step
                 pause = self._interval if told else min(self._interval, RECONNECT_SECONDS)
@@ -135,6 +137,19 @@ class SourcePublisher:
                 continue
             pause = due - time.monotonic()
             self._stop.wait(max(min(pause, self._poll_seconds) if waiting else pause, 0.0))
+
+    def _follow_engine(self) -> None:
+        """A source whose engine stopped serving (its front end died, say) is STALE until it serves again."""
+        if self._status == p2p.SOURCE_STATUS_INITIALIZING:
+            return
+        able = self._engine_ready()
+        if able == (self._status == p2p.SOURCE_STATUS_READY):
+            return
+        self._status = p2p.SOURCE_STATUS_READY if able else p2p.SOURCE_STATUS_STALE
+        if able:
+            log.info("worker %s: its engine serves again, READY", self.worker_id)
+        else:
+            log.warning("worker %s: its engine cannot serve any more, STALE until it can", self.worker_id)
 
     def _tell(self) -> bool:
         """Register or heartbeat; whether the directory took it."""
@@ -152,7 +167,8 @@ class SourcePublisher:
                 "directory is back after %.1f s; worker %s is registered", time.monotonic() - self._down_since, self.worker_id
             )
             self._down_since = None
-        if self._status == p2p.SOURCE_STATUS_READY:
+        if self._status == p2p.SOURCE_STATUS_READY and not self._published.is_set():
+            log.info("worker %s is READY: other replicas may read from it", self.worker_id)
             self._published.set()
         return True
 
@@ -171,6 +187,8 @@ class SourcePublisher:
         # never READY in the record itself: whoever lists it must find the control service already told its id
         self._worker.status = p2p.SOURCE_STATUS_INITIALIZING
         assigned = client.publish(self._identity, self._worker, self.worker_id)
+        if assigned != self._mx_source_id:
+            log.info("worker %s is registered with directory %s as source %s", self.worker_id, client.address, assigned)
         self._mx_source_id = assigned
         if self._on_registered is not None:
             self._on_registered(assigned)

@@ -1,6 +1,6 @@
 """One attempt to read a model's weights out of one source.
 
-    pulled = pull(candidate, table, job, client, transport, log)
+    outcome = pull(candidate, table, job, client, transport, policy, log)       # Pulled, or Failed with the reason
 
 Manifest under a lease, plan, read, digests, floor verdict: in that order, each able to end the attempt with an error of the tree.
 Invariant: the target's memory is written only after names, dtypes, sizes, layouts and coverage agree; `Failed.moved` tells
@@ -25,7 +25,7 @@ from mx_common.load.digest import tensor_digests
 from mx_common.load.engine import Job
 from mx_common.load.matching import check_coverage, mismatched, plan_reads
 from mx_common.load.progress import TransferProgress
-from mx_common.load.tensors import TensorTable, _some
+from mx_common.load.tensors import TensorTable, some_names
 from mx_common.selection import Candidate
 from mx_common.transport import Transport, WireResult
 
@@ -144,7 +144,7 @@ def _compare_digests(source: TensorTable, target: TensorTable) -> None:
     wrong = mismatched(source, target.names, list(tensor_digests(target.held)))
     if wrong:
         raise DigestMismatch(
-            f"{len(wrong)} of {len(target)} tensors differ from what the source published ({_some(wrong)}); it changed its weights "
+            f"{len(wrong)} of {len(target)} tensors differ from what the source published ({some_names(wrong)}); it changed its weights "
             "while they were read, or the transport damaged them"
         )
 

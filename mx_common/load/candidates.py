@@ -43,7 +43,7 @@ class Funnel:
 
     def why_none(self) -> str:
         """Why there is nothing to try, in words for a list of reasons."""
-        return f"every source is dropped ({self._dropped()})" if self.dropped else "no source is listed"
+        return f"every source is dropped ({self._dropped()})" if self.dropped else "no source of this identity is listed"
 
     def _dropped(self) -> str:
         return _cut([f"{c.worker_id}: {why}" for c, why in self.dropped])

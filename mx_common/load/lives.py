@@ -1,6 +1,6 @@
 """Notes of the workers that serve on this host, for other processes of it.
 
-    lives.remember(worker_id, note)      # a source, when the directory has registered it
+    lives.remember(Life(worker_id, ...)) # a source, when the directory has registered it
     lives.gone()                         # a target: ids of workers of this host that have ended
     lives.retire(instance)               # an engine's front end, as it ends: its workers are STALE from now on
 

@@ -1,7 +1,7 @@
 """Loads one rank's weights: out of another replica's memory, or else from storage.
 
     loaded = load(job, engine, log)        # engine: see mx_common.load.engine
-    source = serve(loaded, job, ...)       # then serve others: see mx_common.load.source
+    source = Source.start(job, loaded, ready=..., serving=..., log=log)     # then serve others
 
 Directory -> candidates -> up to `max_sources` attempts -> storage. Invariant: the model that is returned came whole from one place,
 never two models are in memory, and memory that an aborted transfer may still write to is used again only after the transport that
@@ -53,17 +53,23 @@ def load(job: Job, engine: EngineModel, log: logging.Logger) -> Loaded:
     started = time.perf_counter()
     reasons: list[str] = []
     spare: _Opening | None = None
+    tried = False
     if job.refused:
         reasons.append(f"not shared between replicas: {job.refused}")
     else:
         spare = _Opening(f"{job.worker_id}-1")
-        loaded = _from_sources(job, engine, spare, log, reasons)
+        loaded, tried = _from_sources(job, engine, spare, log, reasons)
         if loaded is not None:
             _say_done(log, job, f"worker {loaded.source_worker_id}", started)
             return loaded
     if job.settings.fallback == "none":
-        raise LoadFailed(_tried(job, reasons) + "; storage is not tried (MX_LOAD_FALLBACK=none)")
-    log.info("reading %s from storage: %s", job.identity.model_name, "; ".join(reasons) or "no source is listed")
+        raise LoadFailed(
+            f"{_tried(job, reasons)}; storage is not tried (MX_LOAD_FALLBACK=none). `mx explain {job.identity.model_name}` shows which "
+            "sources there are, under which identities"
+        )
+    # a replica that finds no source is the first of its kind; one that found some and could not use them deserves a look
+    level = logging.WARNING if tried else logging.INFO
+    log.log(level, "reading %s from storage: %s", job.identity.model_name, "; ".join(reasons))
     try:
         tensors = engine.load_from_storage()
     except Exception as error:  # whatever the engine's loader raises, the user needs the whole list
@@ -97,25 +103,26 @@ def _say_done(log: logging.Logger, job: Job, origin: str, started: float) -> Non
     log.info("weights of %s from %s in %.3f s", job.identity.model_name, origin, time.perf_counter() - started)
 
 
-def _from_sources(job: Job, engine: EngineModel, spare: _Opening, log: logging.Logger, reasons: list[str]) -> Loaded | None:
+def _from_sources(
+    job: Job, engine: EngineModel, spare: _Opening, log: logging.Logger, reasons: list[str]
+) -> tuple[Loaded | None, bool]:
+    """What a source gave, and whether there was any to try."""
     try:
         client = DirectoryClient(resolve(job.settings.server or None))
     except MxError as error:
         reasons.append(f"directory: {error}")
-        log.warning("no source can be asked for: %s", error)
-        return None
+        return None, True
     with contextlib.closing(client):
         try:
             funnel = find_sources(client, job)
         except MxError as error:
             reasons.append(f"directory: {error}")
-            log.warning("no source can be asked for: %s", error)
-            return None
+            return None, True
         log.info("%s", funnel.line())
         if not funnel.order:
             reasons.append(f"directory {client.address}: {funnel.why_none()}")
-            return None
-        return _Chain(job, engine, spare, client, log, reasons).run(funnel)
+            return None, bool(funnel.dropped)
+        return _Chain(job, engine, spare, client, log, reasons).run(funnel), True
 
 
 class _Chain:

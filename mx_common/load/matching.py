@@ -1,7 +1,7 @@
 """Compares a source's table with a target's and plans the reads: pure functions of the two.
 
     reads = plan_reads(source, target)          # ManifestMismatch says what differs
-    check_coverage(reads, target)               # CoverageError names the first byte nobody writes
+    check_coverage(reads, target)               # CoverageError says how many bytes are off
     changed = mismatched(source, digests)       # names whose content differs from what the source published
 
 Invariant: a plan that is returned reads every byte of every target tensor exactly once, from the source tensor of the same name.
@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mx_common.errors import CoverageError, ManifestMismatch
-from mx_common.load.tensors import TensorTable, _some
+from mx_common.load.tensors import TensorTable, some_names
 from mx_common.transport import Reads
 
 U64 = npt.NDArray[np.uint64]
@@ -35,9 +35,9 @@ def plan_reads(source: TensorTable, target: TensorTable) -> Reads:
     extra = [name for name in source.names if name not in own]
     faults = []
     if missing:
-        faults.append(f"the source lacks {_some(missing)}")
+        faults.append(f"the source lacks {some_names(missing)}")
     if extra:
-        faults.append(f"the source has {_some(extra)}, which the target does not")
+        faults.append(f"the source has {some_names(extra)}, which the target does not")
     index = np.array([places.get(name, 0) for name in target.names], dtype=np.int64)
     if not missing and len(target):
         faults += _differences(source, target, index)
@@ -83,21 +83,21 @@ def _differences(source: TensorTable, target: TensorTable, index: npt.NDArray[np
     resized = np.flatnonzero(source.size[index] != target.size)
     if len(resized):
         shown = [f"{target.names[i]} ({source.size[index[i]]} bytes there, {target.size[i]} here)" for i in resized]
-        faults.append(f"of another size: {_some(shown)}")
+        faults.append(f"of another size: {some_names(shown)}")
     retyped = [
         f"{name} ({source.dtype[j]} there, {kind} here)"
         for name, j, kind in zip(target.names, index, target.dtype, strict=True)
         if source.dtype[j] != kind
     ]
     if retyped:
-        faults.append(f"of another dtype: {_some(retyped)}")
+        faults.append(f"of another dtype: {some_names(retyped)}")
     relaid = [
         f"{name} ({source.layout[j]} there, {layout} here)"
         for name, j, layout in zip(target.names, index, target.layout, strict=True)
         if source.layout[j] and layout and source.layout[j] != layout
     ]
     if relaid and not len(resized):
-        faults.append(f"of another layout: {_some(relaid)}")
+        faults.append(f"of another layout: {some_names(relaid)}")
     return faults
 
 

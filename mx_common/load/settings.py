@@ -14,6 +14,7 @@ from typing import Any
 
 from mx_common import envs
 from mx_common.errors import ConfigError
+from mx_common.selection import known_policies
 
 __all__ = ["Settings"]
 
@@ -67,5 +68,7 @@ class Settings:
                 value = float(value)
             if type(value) is not wanted:
                 raise ConfigError(f"loader setting {key}={value!r} must be of type {wanted.__name__}")
+            if key == "selector" and value.strip().lower() not in known_policies():
+                raise ConfigError(f"loader setting selector={value!r} is no known policy; known: {', '.join(known_policies())}")
             base[key] = value
         return cls(**base)

@@ -54,7 +54,11 @@ class Source:
         serving: source_load.ServingLoad | None,
         log: logging.Logger,
     ) -> Source | None:
-        """Serve what was loaded. None, after one warning, when it cannot be shared: the engine itself then serves all the same."""
+        """Serve what was loaded. None, after one warning, when it cannot be shared: the engine itself then serves all the same.
+
+        `ready` says whether the engine can serve requests. `serving` is where its load is to be read; with None the source publishes
+        what other providers know, and nobody says for it that its engine ends.
+        """
         if job.refused:
             log.warning("this replica does not serve its weights to others: %s", job.refused)
             return None
@@ -86,6 +90,14 @@ class Source:
         lives.forget(self.job.worker_id)
 
     def _announce(self, ready: Callable[[], bool], serving: source_load.ServingLoad | None) -> None:
+        if 2 * envs.HEARTBEAT_SECONDS.get() > min(envs.STALE_SECONDS.get(), self.job.settings.fresh_seconds):
+            self.log.warning(
+                "a heartbeat every MX_HEARTBEAT_SECONDS=%g s is too rare for MX_STALE_SECONDS=%g (read by the directory) and "
+                "MX_P2P_FRESH_SECONDS=%g (read by targets): one late heartbeat makes this source STALE",
+                envs.HEARTBEAT_SECONDS.get(),
+                envs.STALE_SECONDS.get(),
+                self.job.settings.fresh_seconds,
+            )
         directory = self.job.settings.server or envs.SERVER_ADDRESS.get() or envs.EMBEDDED_ADDRESS.get()
         host = advertised_host(directory)
         manifest = self._manifest()
@@ -121,7 +133,7 @@ class Source:
         # an agent that is still polled while the interpreter goes down crashes; this also runs in children of multiprocessing
         util.Finalize(None, self.close, exitpriority=10)
         self.log.info(
-            "serving %d tensors, %.1f MB, as worker %s at %s",
+            "holding %d tensors, %.1f MB, for readers as worker %s at %s",
             len(self.table),
             self.table.total_bytes / 1e6,
             self.job.worker_id,

@@ -26,7 +26,7 @@ from mx_common.transport import Regions
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["TensorTable"]
+__all__ = ["TensorTable", "some_names"]
 
 U64 = npt.NDArray[np.uint64]
 
@@ -51,7 +51,7 @@ class TensorTable:
         seen: set[str] = set()
         twice = sorted({name for name in self.names if name in seen or seen.add(name)})  # type: ignore[func-returns-value]
         if twice:
-            raise ManifestMismatch(f"{_some(twice)} listed more than once; the manifest cannot be trusted")
+            raise ManifestMismatch(f"{some_names(twice)} listed more than once; the manifest cannot be trusted")
         if any(not name for name in self.names):
             raise ManifestMismatch("a tensor without a name; the manifest cannot be trusted")
 
@@ -164,6 +164,7 @@ def _layout(tensor: torch.Tensor) -> str:
     return shape if tensor.is_contiguous() else f"{shape}/{','.join(map(str, tensor.stride()))}"
 
 
-def _some(names: Sequence[str], limit: int = 5) -> str:
+def some_names(names: Sequence[str], limit: int = 5) -> str:
+    """The first names of a list for a message, and how many more there are."""
     more = f" and {len(names) - limit} more" if len(names) > limit else ""
     return ", ".join(names[:limit]) + more

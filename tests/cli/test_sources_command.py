@@ -76,6 +76,7 @@ def test_json_says_the_same_as_the_table_with_everything_it_leaves_out(mx, direc
         "readers": None,
         "accelerator": "cuda",
         "worker_id": "worker-a",
+        "ended": False,
         "mx_source_id": source_id,
     }
 

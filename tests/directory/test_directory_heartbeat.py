@@ -108,13 +108,18 @@ def test_a_directory_that_restarts_empty_is_filled_again_with_one_warning(free_p
     with caplog.at_level(logging.INFO, logger="mx_common.directory.heartbeat"):
         publisher = publish(address=address)
         assert not publisher.wait_ready(0.5), "the directory is down"
-        for _ in range(2):
+        for outage in (1, 2):
             with DirectoryServer(address), DirectoryClient(address) as client:
                 eventually(lambda client=client: status_of(client) == READY, "the source registered and is READY")
-                eventually(lambda: caplog.messages and "is back" in caplog.messages[-1], "the return is logged")
-            eventually(lambda: "not known to the directory for now" in caplog.messages[-1], "the outage is logged")
-    kinds = ["down" if "for now" in message else "back" for message in caplog.messages if "again" not in message]
-    assert kinds == ["down", "back", "down", "back", "down"]
+                eventually(lambda outage=outage: outages(caplog).count("back") == outage, "the return is logged")
+            eventually(lambda outage=outage: outages(caplog).count("down") == outage + 1, "the outage is logged")
+    assert outages(caplog) == ["down", "back", "down", "back", "down"]
+
+
+def outages(caplog):
+    """The log's words about the directory, in order."""
+    words = {"known to the directory for now": "down", "directory is back": "back"}
+    return [word for message in caplog.messages for text, word in words.items() if text in message]
 
 
 def test_a_directory_that_forgot_the_worker_gets_it_again_in_the_same_beat(publish, store, client, clock, eventually):
@@ -202,3 +207,13 @@ def test_a_stopped_source_turns_stale_and_comes_back_when_it_goes_on(spawn, even
 def test_a_heartbeat_without_a_pause_is_refused(identity):
     with pytest.raises(ConfigError, match="a heartbeat every 0 s"):
         SourcePublisher(identity, p2p.WorkerMetadata(), "w", interval=0)
+
+
+def test_a_source_whose_engine_stops_serving_is_stale_until_it_serves_again(publish, client, eventually):
+    able = threading.Event()
+    able.set()
+    assert publish(ready=able.is_set).wait_ready(10)
+    able.clear()
+    eventually(lambda: status_of(client) == STALE, "STALE while the engine cannot serve")
+    able.set()
+    eventually(lambda: status_of(client) == READY, "READY again")
