@@ -5,6 +5,8 @@ Invariant: two replicas get the same `mx_source_id` only if their weights are in
 
 from __future__ import annotations
 
+import hashlib
+import json
 import uuid
 
 import torch
@@ -17,6 +19,9 @@ from mx_common.load import Job, Settings
 from mx_common.wire import p2p
 
 __all__ = ["job_for"]
+
+# where the configuration came from, not what it says
+NOT_OF_THE_MODEL = ("_name_or_path", "_commit_hash", "transformers_version")
 
 
 def job_for(vllm_config: VllmConfig, model_config: ModelConfig, settings: Settings, hidden: str = "") -> Job:
@@ -37,6 +42,7 @@ def job_for(vllm_config: VllmConfig, model_config: ModelConfig, settings: Settin
         expert_parallel_size=expert_parallel,
         dtype=str(model_config.dtype).removeprefix("torch."),
         quantization=model_config.quantization or "",
+        extra_parameters={"config_digest": _config_digest(model_config)},
         revision=settings.revision or model_config.revision or "",
         # tensors are published in the layout vLLM serves from, which belongs to one version of it and of torch
         backend_framework_version=vllm.__version__,
@@ -62,11 +68,24 @@ def _refusal(vllm_config: VllmConfig, model_config: ModelConfig) -> str:
         return "a draft model shares layers with its target model after loading"
     if model_config.quantization or vllm_config.quant_config is not None:
         return f"quantisation {model_config.quantization} keeps state outside its tensors once processed"
+    if model_config.is_moe:
+        return "experts are packed for the kernel each replica chooses, and equal shapes may hold other orders"
+    if vllm_config.cache_config.calculate_kv_scales:
+        return "scales of the KV cache are computed while serving"
     if model_config.enable_sleep_mode:
         return "sleep mode unmaps weights while others may read them"
     if vllm_config.parallel_config.enable_eplb:
         return "expert load balancing moves experts between ranks while serving"
     return ""
+
+
+def _config_digest(model_config: ModelConfig) -> str:
+    """Of the model's configuration as it is in force, overrides included: buffers computed from it (rotary tables) are shared too."""
+    described = model_config.hf_config.to_dict()
+    for name in NOT_OF_THE_MODEL:
+        described.pop(name, None)
+    text = json.dumps(described, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _gpu_arch() -> str:

@@ -7,6 +7,7 @@ Invariant: the model that `load_model` returns is whole, and this process serves
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -33,6 +34,16 @@ __all__ = ["MxModelLoader"]
 
 log: logging.Logger = init_logger("vllm.mx")
 
+# The source each live model of this process is served by; vLLM makes a new loader for a reload, so the model is the key.
+_sources: weakref.WeakKeyDictionary[nn.Module, Source] = weakref.WeakKeyDictionary()
+
+
+def _withdraw(model: nn.Module) -> None:
+    source = _sources.pop(model, None)
+    if source is not None:
+        log.warning("this replica stops being a source: its weights are about to be replaced, and their digests would not hold")
+        source.close()
+
 
 class MxModelLoader(BaseModelLoader):
     """`--load-format mx`. Raises ConfigError for bad settings and UnsupportedVersion for another vLLM, both before anything loads."""
@@ -47,7 +58,6 @@ class MxModelLoader(BaseModelLoader):
             outcome = patching.apply("vllm-keep-weights", log)
             if outcome.state != "applied":
                 self._hidden = f"vLLM packs weights on CPU, and patch {outcome.name} is {outcome.state}: {outcome.why}"
-        self.source: Source | None = None
 
     def load_model(self, vllm_config: VllmConfig, model_config: ModelConfig, prefix: str = "") -> nn.Module:
         """Pull the weights or read them from storage, then start serving them."""
@@ -61,12 +71,17 @@ class MxModelLoader(BaseModelLoader):
         ready = EngineReady(vllm_config)
         patching.apply("vllm-warm-up-signal", log, ready.warmed_up)
         job = replace(job, refused=job.refused or engine.hidden)
-        self.source = Source.start(job, loaded, ready=ready, serving=serving_channel(vllm_config), log=log)
-        assert engine.model is not None
-        return engine.model
+        source = Source.start(job, loaded, ready=ready, serving=serving_channel(vllm_config), log=log)
+        model = engine.model
+        assert model is not None
+        if source is not None:
+            _sources[model] = source
+            weakref.finalize(model, source.close)  # an engine that is deleted takes its source along
+        return model
 
     def load_weights(self, model: nn.Module, model_config: ModelConfig) -> None:
-        """In-place load into a live model: from storage, as vLLM's default loader does it."""
+        """In-place load into a live model: from storage, as vLLM's default loader does it. It is no source any more."""
+        _withdraw(model)
         storage_loader(self.load_config).load_weights(model, model_config)
 
     def download_model(self, model_config: ModelConfig) -> None:
@@ -74,6 +89,7 @@ class MxModelLoader(BaseModelLoader):
         storage_loader(self.load_config).download_model(model_config)
 
     def get_all_weights(self, model_config: ModelConfig, model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-        """For vLLM's `reload_weights`."""
+        """For vLLM's `reload_weights`, which overwrites a live model: it is no source any more."""
+        _withdraw(model)
         weights: Any = storage_loader(self.load_config).get_all_weights(model_config, model)
         return weights

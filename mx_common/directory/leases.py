@@ -78,6 +78,12 @@ class Leases:
         with self._changed:
             self._granting = False
 
+    def revoke(self) -> None:
+        """End every open lease at once: readers learn it when they renew or check, and may not use what they read."""
+        with self._changed:
+            self._ends.clear()
+            self._changed.notify_all()
+
     def reopen(self) -> None:
         """Grant leases again."""
         with self._changed:

@@ -161,7 +161,18 @@ class LeaseKeeper:
         return self._lease_id
 
     def check(self) -> None:
-        """Raise `SourceLost` when the lease has ended, or may have: what was read since then may not be used."""
+        """Raise `SourceLost` when the lease has ended, or may have: what was read since then may not be used.
+
+        Asks the source itself: one that has closed, or revoked the lease, may have given its memory to something else.
+        """
+        with self._lock:
+            if self._lease_id and self._lost is None:
+                asked = time.monotonic()
+                try:
+                    self._lease_id = self._worker.renew(self._lease_id)
+                    self._good_until = asked + self._seconds
+                except SourceLost as error:
+                    self._lost = error
         if self._lost is not None or time.monotonic() >= self._good_until:
             because = f": {self._lost}" if self._lost is not None else ""
             raise SourceLost(

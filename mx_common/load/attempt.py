@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mx_common import floor
+from mx_common.directory.address import Address
 from mx_common.directory.client import DirectoryClient
 from mx_common.directory.worker_client import LeaseKeeper, WorkerClient
 from mx_common.errors import DigestMismatch, MxError, SourceLost
@@ -94,6 +95,9 @@ def pull(
         verdict = floor.check(floor.WireTransfer("load", wire.wire_bytes, wire.wire_seconds, context), log)
     except MxError as error:
         return Failed(f"{type(error).__name__}: {error}", moved)
+    except Exception as error:  # whatever a peer's records and bytes provoke, they may cost this source and never the load
+        log.debug("unexpected error in an attempt", exc_info=True)
+        return Failed(f"unexpected {type(error).__name__}: {error}", moved)
     return Pulled(source, wire, verified, verdict, seconds)
 
 
@@ -136,8 +140,11 @@ def _offer(candidate: Candidate, job: Job, client: DirectoryClient) -> Iterator[
 
 
 def _host_port(endpoint: str) -> tuple[str, int]:
-    host, _, port = endpoint.rpartition(":")
-    return host.strip("[]"), int(port) if port.isdigit() else 0
+    """Host and port of a listener; ("", 0) when the source names none. Raises ConfigError for garbage."""
+    if not endpoint:
+        return "", 0
+    address = Address.parse(endpoint, what="metadata endpoint")
+    return address.host, address.port
 
 
 def _compare_digests(source: TensorTable, target: TensorTable) -> None:

@@ -141,9 +141,9 @@ class _Chain:
         for number, candidate in enumerate(funnel.order[: self.job.settings.max_sources], start=1):
             try:
                 table, transport = self._ready_to_receive(number)
-            except (MxError, ValueError) as error:
-                self.reasons.append(f"this node: {error}")
-                self.log.warning("cannot receive weights here: %s", error)
+            except Exception as error:  # out of memory, say: storage may still do, and is asked with nothing left in memory
+                self.reasons.append(f"this node: {type(error).__name__}: {error}")
+                self.log.warning("cannot receive weights here: %s: %s", type(error).__name__, error)
                 break
             outcome = pull(candidate, table, self.job, self.client, transport, funnel.policy, self.log)
             if isinstance(outcome, Pulled):

@@ -40,8 +40,8 @@ class Settings:
         if self.max_sources < 1:
             raise ConfigError(f"max_sources={self.max_sources} must be at least 1")
         for name in ("fresh_seconds", "transfer_timeout", "stall_timeout"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"{name}={getattr(self, name)} must be more than 0 seconds")
+            if not 0 < getattr(self, name) < float("inf"):
+                raise ConfigError(f"{name}={getattr(self, name)} must be more than 0 seconds, and finite")
 
     @classmethod
     def resolve(cls, overrides: Mapping[str, Any] | None = None) -> Settings:

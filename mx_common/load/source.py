@@ -5,8 +5,8 @@
     source.close()                      # also at exit
 
 Registers the memory, answers manifests and leases, announces itself (INITIALIZING, READY once `ready()` holds, then heartbeats with its
-load) and keeps readers' transfers moving. Invariant: the tensors it announced stay referenced until readers' leases have ended and the
-transport is gone.
+load) and keeps readers' transfers moving. Invariant: the tensors it announced stay referenced until readers' leases have ended or
+are revoked, and the transport is gone.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from mx_common import envs, source_load
 from mx_common.directory.heartbeat import SourcePublisher
 from mx_common.directory.leases import Leases
 from mx_common.directory.worker_service import WorkerServer, advertised_host, worker_port
-from mx_common.errors import MxError
+from mx_common.errors import ManifestMismatch, MxError
 from mx_common.load import lives
 from mx_common.load.digest import tensor_digests
 from mx_common.load.engine import Job
@@ -43,6 +43,7 @@ class Source:
         self.publisher: SourcePublisher | None = None
         self.control: WorkerServer | None = None
         self._closed = False
+        self._at_exit: util.Finalize | None = None
 
     @classmethod
     def start(
@@ -59,35 +60,48 @@ class Source:
         `ready` says whether the engine can serve requests. `serving` is where its load is to be read; with None the source publishes
         what other providers know, and nobody says for it that its engine ends.
         """
-        if job.refused:
-            log.warning("this replica does not serve its weights to others: %s", job.refused)
-            return None
+        source = None
+        transport = loaded.transport
         try:
+            if job.refused:
+                raise ManifestMismatch(job.refused)
             table = _published_table(job, loaded)
-            transport = loaded.transport or open_transport(job.worker_id)
+            transport = transport or open_transport(job.worker_id)
             if loaded.pulled is None:
                 transport.register(table.regions())
             source = cls(job, table, transport, log)
             source._announce(ready, serving)
         except (MxError, ValueError, OSError) as error:
             log.warning("this replica does not serve its weights to others: %s", error)
+            if source is not None:
+                source.close()
+            elif transport is not None:
+                transport.close()
             return None
         return source
 
     def close(self) -> None:
-        """Stop being a source: STALE, then wait for open reads (bounded), then let the memory go. Idempotent."""
+        """Stop being a source: STALE, no new reads, a bounded wait for the open ones, then let the memory go. Idempotent.
+
+        Readers that are still not done find their lease revoked, and drop what they read.
+        """
         if self._closed:
             return
         self._closed = True
+        if self._at_exit is not None:
+            self._at_exit.cancel()
         if self.publisher is not None:
             self.publisher.stop()
         self.leases.close()
         if not self.leases.wait_idle(LAST_READS_SECONDS):
             self.log.warning("worker %s ends while %d reads are open", self.job.worker_id, self.leases.open_count())
+            self.leases.revoke()
         if self.control is not None:
             self.control.stop()
         self.transport.close()
         lives.forget(self.job.worker_id)
+        self.publisher = self.control = None
+        self.table = TensorTable.from_torch({})
 
     def _announce(self, ready: Callable[[], bool], serving: source_load.ServingLoad | None) -> None:
         if 2 * envs.HEARTBEAT_SECONDS.get() > min(envs.STALE_SECONDS.get(), self.job.settings.fresh_seconds):
@@ -131,7 +145,7 @@ class Source:
         )
         self.publisher.start()
         # an agent that is still polled while the interpreter goes down crashes; this also runs in children of multiprocessing
-        util.Finalize(None, self.close, exitpriority=10)
+        self._at_exit = util.Finalize(None, self.close, exitpriority=10)
         self.log.info(
             "holding %d tensors, %.1f MB, for readers as worker %s at %s",
             len(self.table),

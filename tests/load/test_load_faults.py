@@ -14,7 +14,7 @@ import pytest
 from mx_common.directory import DirectoryServer, MemoryStore
 from mx_common.load import Loaded, Source, load
 from tests.support.process import Process
-from tests.support.toy import ToyEngine, holds, job, log
+from tests.support.toy import ToyEngine, holds, job, log, policy_that_prefers
 
 BIG = {"count": 8, "nbytes": 48 << 20}
 
@@ -28,8 +28,13 @@ def over_tcp(monkeypatch):
 
 @pytest.mark.parametrize(
     ("fault", "says"),
-    [("kill", "SourceLost"), ("stop", "TransferTimeout"), ("overwrite", "DigestMismatch")],
-    ids=["killed", "stopped", "overwriting its tensors"],
+    [
+        ("kill", "SourceLost"),
+        ("stop", "TransferTimeout"),
+        ("overwrite", "DigestMismatch"),
+        ("revoke", "SourceLost: the read lease"),
+    ],
+    ids=["killed", "stopped", "overwriting its tensors", "revoking the lease"],
 )
 def test_a_source_that_fails_mid_read_is_replaced_by_the_next_and_nothing_is_mixed(start_source, over_tcp, fault, says):
     start_source("bad", seed=1, fault=fault, after=0.1, env=over_tcp, **BIG)
@@ -48,11 +53,12 @@ def test_a_source_that_fails_mid_read_is_replaced_by_the_next_and_nothing_is_mix
 
 
 def test_a_source_that_fails_mid_read_leaves_a_clean_storage_load(start_source, over_tcp):
-    start_source("bad", seed=1, fault="kill", after=0.1, env=over_tcp, **BIG)
+    bad = start_source("bad", seed=1, fault="stop", after=0.1, env=over_tcp, **BIG)
     engine = ToyEngine(storage_seed=7, **BIG)
-    loaded = load(job("target"), engine, log)
+    loaded = load(job("target", stall_timeout=1.0), engine, log)
     assert holds(loaded.tensors, 7, **BIG)
     assert (engine.built, engine.discarded, engine.from_storage) == (1, 1, 1)
+    bad.signal(signal.SIGCONT)
     time.sleep(1.0)
     assert holds(loaded.tensors, 7, **BIG), "late bytes of the aborted read landed in the new model"
 
@@ -133,10 +139,11 @@ def test_a_server_that_is_down_costs_the_sources_and_not_the_load(monkeypatch, f
 
 def test_a_server_that_dies_during_the_transfer_does_not_stop_it(start_source, directory, over_tcp):
     child = start_source("w1", seed=3, env=over_tcp, **BIG)
+    engine = ToyEngine(**BIG)
     done = {}
-    thread = threading.Thread(target=lambda: done.update(loaded=load(job("target"), ToyEngine(**BIG), log)))
+    thread = threading.Thread(target=lambda: done.update(loaded=load(job("target"), engine, log)))
     thread.start()
-    wait_for_a_reader(directory.address)
+    child.expect("leased")
     directory.stop()
     thread.join(60)
     assert done["loaded"].source_worker_id == "w1"
@@ -258,12 +265,12 @@ def test_a_value_that_is_not_utf8_is_named_or_ignored_with_a_warning_and_never_a
 
 
 def test_an_interrupted_target_releases_its_lease(start_source, directory, over_tcp, tmp_path):
-    start_source("w1", env=over_tcp, **BIG)
+    source = start_source("w1", env=over_tcp, **BIG)
     code = f"from tests.support.toy import *\nfrom mx_common.load import load\nload(job('t'), ToyEngine(**{BIG!r}), log)"
     child = Process(
         "-c", code, env={**over_tcp, "MX_SERVER_ADDRESS": directory.address, "MX_RUNTIME_DIR": str(tmp_path / "run")}
     )
-    wait_for_a_reader(directory.address)
+    source.expect("leased")
     child.signal(signal.SIGINT)
     child.end()
     deadline = time.monotonic() + 20
@@ -275,38 +282,11 @@ def test_an_interrupted_target_releases_its_lease(start_source, directory, over_
 # Helpers ---------------------------------------------------------------------------------------------------------------
 
 
-class policy_that_prefers:
-    """Registers the policy "prefer", which tries `worker_id` first."""
-
-    def __init__(self, worker_id):
-        self.worker_id = worker_id
-
-    def order(self, candidates, target):
-        return sorted(candidates, key=lambda candidate: candidate.worker_id != self.worker_id)
-
-    def __enter__(self):
-        from mx_common.selection import register_selector
-
-        register_selector("prefer", lambda: self)
-
-    def __exit__(self, *_):
-        pass
-
-
 def readers(address):
     from mx_common.directory import DirectoryClient
 
     with DirectoryClient(address) as client:
         return sum(ref.reads_in_flight for ref in client.list_sources(model_name="toy/model").instances)
-
-
-def wait_for_a_reader(address):
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline:
-        if readers(address):
-            return
-        time.sleep(0.02)
-    raise AssertionError("nobody read")
 
 
 def control_endpoint(address):

@@ -77,3 +77,21 @@ def holds(tensors, seed, count=8, nbytes=1 << 20):
     return tensors.keys() == wanted.keys() and all(
         torch.equal(t.view(torch.uint8), wanted[name].view(torch.uint8)) for name, t in tensors.items()
     )
+
+
+class policy_that_prefers:
+    """Registers the policy "prefer", which tries `worker_id` first."""
+
+    def __init__(self, worker_id):
+        self.worker_id = worker_id
+
+    def order(self, candidates, target):
+        return sorted(candidates, key=lambda candidate: candidate.worker_id != self.worker_id)
+
+    def __enter__(self):
+        from mx_common.selection import register_selector
+
+        register_selector("prefer", lambda: self)
+
+    def __exit__(self, *_):
+        pass

@@ -2,8 +2,9 @@
 
     python -u -m tests.support.toy_source '{"worker_id": "w1", "seed": 1, "fault": "kill", "after": 0.2}'
 
-Prints `ready WORKER_ID` once the directory lists it, then waits for the end of its input. Faults: "kill", "stop" (SIGSTOP), "overwrite":
-`after` seconds after the first read lease was granted; "manifest": the manifest is changed as `edit` says before it is served.
+Prints `ready WORKER_ID` once the directory lists it, then waits for the end of its input. Prints `leased` when the first read
+lease was granted. Faults: "kill", "stop" (SIGSTOP), "overwrite", "revoke" (its leases): `after` seconds after that; "manifest":
+the manifest is changed as `edit` says before it is served.
 """
 
 from __future__ import annotations
@@ -64,8 +65,7 @@ def main():
         while not source.publisher.mx_source_id:
             time.sleep(0.02)
         print("registered", spec["worker_id"])
-    if "fault" in spec:
-        threading.Thread(target=misbehave, args=(source, tensors, spec), daemon=True).start()
+    threading.Thread(target=misbehave, args=(source, tensors, spec), daemon=True).start()
     for line in sys.stdin:
         if line.strip() == "exit":
             break
@@ -76,6 +76,9 @@ def main():
 def misbehave(source, tensors, spec):
     while source.leases.open_count() == 0:
         time.sleep(0.002)
+    print("leased")
+    if "fault" not in spec:
+        return
     time.sleep(spec.get("after", 0.2))
     print("fault", spec["fault"])
     if spec["fault"] == "kill":
@@ -85,6 +88,8 @@ def misbehave(source, tensors, spec):
     elif spec["fault"] == "overwrite":
         for tensor in tensors.values():
             tensor.zero_()
+    elif spec["fault"] == "revoke":
+        source.leases.revoke()
 
 
 if __name__ == "__main__":

@@ -2,7 +2,8 @@
 
     python -u -m tests.support.vllm_engine '{"model": FOLDER, "tp": 1, "extra": {}}'
 
-Prints `tokens [[...], ...]` for the prompts of `vllm_model`, then for each line `ask` again, until its input ends. A failure prints
+Prints `tokens [[...], ...]` for the prompts of `vllm_model`, then again for each line `ask`; the line `reload` has vLLM
+read its weights anew. Ends with its input. A failure prints
 `failed MESSAGE`.
 """
 
@@ -46,6 +47,9 @@ def main():
     prompts = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
     print("tokens", json.dumps([list(o.outputs[0].token_ids) for o in engine.generate(prompts, greedy, use_tqdm=False)]))
     for line in sys.stdin:
+        if line.strip() == "reload":
+            engine.collective_rpc("reload_weights")
+            print("reloaded")
         if line.strip() == "ask":
             print(
                 "tokens", json.dumps([list(o.outputs[0].token_ids) for o in engine.generate(prompts, greedy, use_tqdm=False)])

@@ -58,6 +58,25 @@ def test_a_replica_of_another_parallel_layout_does_not_take_them(fleet, small_mo
     assert fleet.records() == [], "read from storage: identities differ"
 
 
+def test_a_replica_of_another_configuration_does_not_take_them_and_a_reloaded_one_gives_none(fleet, small_model):
+    full, _, expected = small_model
+    source = fleet.engine(full)
+    assert tokens(source) == expected
+    (first,) = fleet.ready()
+
+    other = {"hf_overrides": {"rope_parameters": {"rope_type": "default", "rope_theta": 50.0}}}
+    assert tokens(fleet.engine(full, options=other)) != expected, "its rotary table is its own"
+    assert fleet.records() == []
+    assert len({ref.mx_source_id for ref in fleet.ready(2)}) == 2
+
+    source.tell("reload")
+    source.expect("reloaded", START_SECONDS)
+    assert any("stops being a source" in line for line in source.lines)
+    assert first.worker_id not in {ref.worker_id for ref in fleet.ready(1)}
+    source.tell("ask")
+    assert tokens(source) == expected
+
+
 def test_settings_given_to_the_loader_override_the_environment(fleet, small_model, free_port):
     full, bare, expected = small_model
     assert tokens(fleet.engine(full)) == expected
