@@ -70,8 +70,6 @@ def _refusal(vllm_config: VllmConfig, model_config: ModelConfig) -> str:
         return f"quantisation {model_config.quantization} keeps state outside its tensors once processed"
     if model_config.is_moe:
         return "experts are packed for the kernel each replica chooses, and equal shapes may hold other orders"
-    if vllm_config.cache_config.calculate_kv_scales:
-        return "scales of the KV cache are computed while serving"
     if model_config.enable_sleep_mode:
         return "sleep mode unmaps weights while others may read them"
     if vllm_config.parallel_config.enable_eplb:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import operator
 
 import pytest
 import torch
@@ -120,6 +121,7 @@ def test_a_plain_model_is_shared_under_an_identity_of_engine_layout_and_versions
     ("where", "name", "value", "says"),
     [
         ("model_config", "quantization", "fp8", "quantisation fp8"),
+        ("model_config.model_arch_config", "num_experts", 4, "experts are packed"),
         ("model_config", "enable_sleep_mode", True, "sleep mode"),
         ("parallel_config", "enable_eplb", True, "expert load balancing"),
     ],
@@ -132,7 +134,7 @@ def test_models_whose_memory_is_not_the_weights_are_refused(real_config, where, 
     from mx_common.load import Settings
 
     config = copy.deepcopy(real_config)
-    object.__setattr__(getattr(config, where), name, value)
+    object.__setattr__(operator.attrgetter(where)(config), name, value)
     assert says in job_for(config, config.model_config, Settings()).refused
 
 
