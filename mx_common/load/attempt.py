@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from mx_common.load.digest import tensor_digests
 from mx_common.load.engine import Job
 from mx_common.load.matching import check_coverage, mismatched, plan_reads
 from mx_common.load.progress import TransferProgress
+from mx_common.load.record import context
 from mx_common.load.tensors import TensorTable, some_names
 from mx_common.selection import Candidate
 from mx_common.transport import Transport, WireResult
@@ -91,8 +91,19 @@ def pull(
             verified = job.settings.verify_digest and source.digested
             if job.settings.verify_digest:
                 _compare_digests(source, target)
-        context = _context(candidate, job, wire, policy, verified, seconds)
-        verdict = floor.check(floor.WireTransfer("load", wire.wire_bytes, wire.wire_seconds, context), log)
+        said = context(
+            job,
+            policy,
+            descriptors=wire.descriptors,
+            transport=wire.transport,
+            peers=[{"source": candidate.worker_id, "wire_bytes": wire.wire_bytes, "wire_s": round(wire.wire_seconds, 6)}],
+            source_worker_id=candidate.worker_id,
+            mx_source_id=candidate.mx_source_id,
+            verified=verified,
+            fallback=False,
+            stages_s={stage: round(taken, 6) for stage, taken in seconds.items()},
+        )
+        verdict = floor.check(floor.WireTransfer("load", wire.wire_bytes, wire.wire_seconds, said), log)
     except MxError as error:
         return Failed(f"{type(error).__name__}: {error}", moved)
     except Exception as error:  # whatever a peer's records and bytes provoke, they may cost this source and never the load
@@ -163,28 +174,3 @@ def _timed(seconds: dict[str, float], stage: str) -> Iterator[None]:
         yield
     finally:
         seconds[stage] = time.perf_counter() - start
-
-
-def _context(
-    candidate: Candidate, job: Job, wire: WireResult, policy: str, verified: bool, seconds: dict[str, float]
-) -> dict[str, object]:
-    return {
-        "engine": job.engine,
-        "framework": job.engine,
-        "model": job.identity.model_name,
-        "version": job.identity.revision,
-        "rank": job.rank,
-        "world": job.world,
-        "host": socket.gethostname(),
-        "step": 0,
-        "descriptors": wire.descriptors,
-        "transport": wire.transport,
-        "policy": policy,
-        "peers": [{"source": candidate.worker_id, "wire_bytes": wire.wire_bytes, "wire_s": round(wire.wire_seconds, 6)}],
-        "source_worker_id": candidate.worker_id,
-        "mx_source_id": candidate.mx_source_id,
-        "worker_id": job.worker_id,
-        "verified": verified,
-        "fallback": False,
-        "stages_s": {stage: round(taken, 6) for stage, taken in seconds.items()},
-    }

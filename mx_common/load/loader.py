@@ -24,7 +24,9 @@ from mx_common.errors import LoadFailed, MxError
 from mx_common.load.attempt import Pulled, pull
 from mx_common.load.candidates import Funnel, find_sources
 from mx_common.load.engine import EngineModel, Job
+from mx_common.load.record import record_fallback
 from mx_common.load.tensors import TensorTable
+from mx_common.selection import get_selector
 from mx_common.transport import Transport, open_transport
 
 if TYPE_CHECKING:
@@ -70,6 +72,8 @@ def load(job: Job, engine: EngineModel, log: logging.Logger) -> Loaded:
     # a replica that finds no source is the first of its kind; one that found some and could not use them deserves a look
     level = logging.WARNING if tried else logging.INFO
     log.log(level, "reading %s from storage: %s", job.identity.model_name, "; ".join(reasons))
+    if tried:
+        record_fallback(job, get_selector(job.settings.selector).name, reasons, log)
     try:
         tensors = engine.load_from_storage()
     except Exception as error:  # whatever the engine's loader raises, the user needs the whole list
