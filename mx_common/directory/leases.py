@@ -26,14 +26,17 @@ class Leases:
     """Open leases by id; every method is safe to call from several threads.
 
     `ttl`: seconds a lease lives without renewal, at least 1 (readers are told whole seconds). `clock`: monotonic seconds, there
-    to be replaced in tests.
+    to be replaced in tests. `granted` is told of each new lease, at once.
     """
 
-    def __init__(self, ttl: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, ttl: float, clock: Callable[[], float] = time.monotonic, granted: Callable[[], None] = lambda: None
+    ) -> None:
         if not 1 <= ttl < float("inf"):
             raise ConfigError(f"a lease of {ttl:g} s is not possible; MX_LEASE_SECONDS has to be at least 1 and finite")
         self.ttl = ttl
         self._clock = clock
+        self._granted = granted
         self._ends: dict[str, float] = {}
         self._granting = True
         self._changed = threading.Condition()
@@ -48,7 +51,8 @@ class Leases:
                 return None
             lease_id = uuid.uuid4().hex
             self._ends[lease_id] = self._clock() + (ttl or self.ttl)
-            return lease_id
+        self._granted()
+        return lease_id
 
     def renew(self, lease_id: str) -> bool:
         """Let an open lease live `ttl` seconds from now. False when it is not open (any more): the reader must stop."""

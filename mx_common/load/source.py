@@ -39,7 +39,7 @@ class Source:
 
     def __init__(self, job: Job, table: TensorTable, transport: Transport, log: logging.Logger) -> None:
         self.job, self.table, self.transport, self.log = job, table, transport, log
-        self.leases = Leases(envs.LEASE_SECONDS.get())
+        self.leases = Leases(envs.LEASE_SECONDS.get(), granted=transport.nudge)
         self.publisher: SourcePublisher | None = None
         self.control: WorkerServer | None = None
         self._closed = False

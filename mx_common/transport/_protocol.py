@@ -87,6 +87,9 @@ class Transport(Protocol):
         """Keep readers of this agent's memory advancing, from a daemon thread; quickly while `active()` (read leases are
         open)."""
 
+    def nudge(self) -> None:
+        """A reader is about to connect: look after it at once. Does nothing while nothing is served."""
+
     def stop_serving(self) -> None:
         """End the thread of `serve`."""
 

@@ -31,7 +31,7 @@ class Pump:
 
     def __init__(self, name: str, look: Callable[[], None], active: Callable[[], bool]) -> None:
         self._look, self._active = look, active
-        self._stop = threading.Event()
+        self._stop, self._wake = threading.Event(), threading.Event()
         self._busy_until = 0.0
         self._troubled = False
         self._thread = threading.Thread(target=self._run, name=f"mx-serve-{name}", daemon=True)
@@ -40,7 +40,12 @@ class Pump:
     def stop(self) -> None:
         """Returns when the thread has ended; not to be called from it."""
         self._stop.set()
+        self._wake.set()
         self._thread.join()
+
+    def nudge(self) -> None:
+        """Look now: a reader is about to connect, and would wait for the next look otherwise."""
+        self._wake.set()
 
     def _run(self) -> None:
         while not self._stop.is_set():
@@ -60,4 +65,5 @@ class Pump:
             if busy:
                 time.sleep(_BUSY_PAUSE)
             else:
-                self._stop.wait(_IDLE_PAUSE)
+                self._wake.wait(_IDLE_PAUSE)
+                self._wake.clear()

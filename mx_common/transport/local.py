@@ -136,6 +136,9 @@ class LocalTransport:
     def serve(self, active: Callable[[], bool]) -> None:
         self._check_open()  # readers copy by themselves; there is nothing to keep moving
 
+    def nudge(self) -> None:
+        pass
+
     def stop_serving(self) -> None:
         pass
 

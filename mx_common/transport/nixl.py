@@ -161,6 +161,11 @@ class NixlTransport:
             self._agent.progress()  # a closed transport refuses here, not in the thread
             self._pump = Pump(self._name, self._agent.progress, active)
 
+    def nudge(self) -> None:
+        pump = self._pump
+        if pump is not None:
+            pump.nudge()
+
     def stop_serving(self) -> None:
         with self._lock:
             if self._pump is not None:
