@@ -13,3 +13,12 @@ def free_port():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
+
+
+@pytest.fixture(autouse=True)
+def nothing_was_warned_about_yet(monkeypatch):
+    """Warnings that are said once in a process are said once in a test."""
+    from mx_common import _once, envs
+
+    monkeypatch.setattr(_once, "_said", set())
+    monkeypatch.setattr(envs, "_warned", set())
