@@ -128,7 +128,7 @@ def test_a_malformed_address_on_the_command_line_is_wrong_usage(mx):
 def test_a_watch_keeps_its_table_while_the_directory_is_away_and_says_when_it_is_back(start_mx, serve, free_port, register):
     server = serve(f"127.0.0.1:{free_port}")
     register(server.address, "worker-a")
-    watch = start_mx("sources", "--watch", "--interval", "0.2", MX_SERVER_ADDRESS=server.address, MX_RPC_TIMEOUT="0.5")
+    watch = start_mx("sources", "--watch", "--interval", "0.2", MX_SERVER_ADDRESS=server.address, MX_RPC_TIMEOUT="2")
     seen = watch.wait_for("worker-a")
     server.stop()
     away = watch.wait_for("went away; 1 source as of", after=seen)

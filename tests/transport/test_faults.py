@@ -164,7 +164,8 @@ def test_a_link_that_goes_down_mid_read_ends_the_read_and_spares_the_source(
         timeout=120,
         check=False,
     )
-    assert reader.stdout.splitlines()[-1] in ("TransferTimeout", "SourceLost"), reader.stdout + reader.stderr
+    ended = (reader.stdout.splitlines() or ["nothing was printed"])[-1]
+    assert ended in ("TransferTimeout", "SourceLost", "TransferError"), reader.stdout + reader.stderr
     assert source.process.poll() is None
 
 
@@ -177,7 +178,7 @@ def read_over_a_dying_link(metadata: str, addr: int, size: int, device: str) -> 
     down = once(lambda: subprocess.run(["ip", "link", "set", device, "down"], check=True))
     try:
         transport.read(peer, whole(addr, buffer), timeout=60, stall_timeout=5, progress=down)
-    except (TransferTimeout, SourceLost) as error:
+    except TransferError as error:  # ours or UCX's, whichever notices first
         return type(error).__name__
     finally:
         transport.close()
