@@ -265,8 +265,8 @@ def test_a_value_that_is_not_utf8_is_named_or_ignored_with_a_warning_and_never_a
     assert b"Traceback" not in done.stderr
 
 
-def test_an_interrupted_target_releases_its_lease(start_source, directory, over_tcp, tmp_path):
-    source = start_source("w1", env=over_tcp, **BIG)
+def test_an_interrupted_target_holds_its_lease_no_longer_than_it_lives(start_source, directory, over_tcp, tmp_path):
+    source = start_source("w1", env={**over_tcp, "MX_LEASE_SECONDS": "3"}, **BIG)
     code = f"from tests.support.toy import *\nfrom mx_common.load import load\nload(job('t'), ToyEngine(**{BIG!r}), log)"
     child = Process(
         "-c", code, env={**over_tcp, "MX_SERVER_ADDRESS": directory.address, "MX_RUNTIME_DIR": str(tmp_path / "run")}
