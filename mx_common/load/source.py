@@ -169,4 +169,4 @@ def _published_table(job: Job, loaded: Loaded) -> TensorTable:
         return table
     if loaded.pulled is not None and loaded.pulled.verified:
         return table.with_digests_of(loaded.pulled.source)
-    return TensorTable.from_torch(loaded.tensors, list(tensor_digests(table.held)))
+    return table.with_digests(list(tensor_digests(table.held)))

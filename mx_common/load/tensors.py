@@ -122,8 +122,11 @@ class TensorTable:
     def with_digests_of(self, other: TensorTable) -> TensorTable:
         """This table with the digests of the tensors of the same names in `other`, which must have them all."""
         digests = dict(zip(other.names, other.digest, strict=True))
-        column = np.array([digests[name] for name in self.names], dtype=np.uint64)
-        return replace(self, digest=column, has_digest=np.full(len(self), True, dtype=np.bool_))
+        return self.with_digests([int(digests[name]) for name in self.names])
+
+    def with_digests(self, digests: Sequence[int]) -> TensorTable:
+        """This table with one digest a tensor, in its order."""
+        return replace(self, digest=np.array(digests, dtype=np.uint64), has_digest=np.full(len(self), True, dtype=np.bool_))
 
     def fill(self, descriptors: Any) -> None:
         """Append this table to a repeated TensorDescriptor field."""
