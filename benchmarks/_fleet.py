@@ -1,4 +1,4 @@
-"""What the benchmarks share: a source process that serves N equal tensors, and a directory to find it in.
+"""What the benchmarks share: a source process that serves N equal tensors, and a directory process to find it in.
 
 Invariant: everything is on loopback and ends with the block.
 """
@@ -29,41 +29,59 @@ def job(worker_id: str, server: str, *, verify: bool) -> Job:
 
 @contextlib.contextmanager
 def source(count: int, nbytes: int, *, digests: bool = True) -> Iterator[tuple[str, int]]:
-    """(directory address, process id) of a READY source of `count` tensors of `nbytes` bytes."""
+    """(directory address, process id) of a READY source of `count` tensors of `nbytes` bytes; the directory is a process of its own."""
+    with tempfile.TemporaryDirectory() as scratch:
+        os.environ["MX_RUNTIME_DIR"] = scratch
+        with _child("directory") as (_, address):
+            spec = {"count": count, "nbytes": nbytes, "server": address, "digests": digests}
+            with _child("serve", json.dumps(spec)) as (process, _):
+                yield address, process
+
+
+@contextlib.contextmanager
+def _child(role: str, *arguments: str) -> Iterator[tuple[int, str]]:
+    """(process id, what it said) of one of the functions below in a process that lives as long as the block."""
+    command = [sys.executable, "-m", "benchmarks._fleet", role, *arguments]
+    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert child.stdin is not None
+    assert child.stdout is not None
+    try:
+        # the transport's library may write lines of its own
+        while not (line := child.stdout.readline()).startswith("ready "):
+            assert line, f"the {role} process ended"
+        yield child.pid, line.removeprefix("ready ").strip()
+    finally:
+        child.stdin.close()
+        child.wait(30)
+
+
+def directory() -> None:
+    """A directory, until the input ends."""
     from mx_common.directory import DirectoryServer
 
-    with tempfile.TemporaryDirectory() as scratch, DirectoryServer("127.0.0.1:0") as server:
-        os.environ["MX_RUNTIME_DIR"] = scratch
-        spec = json.dumps({"count": count, "nbytes": nbytes, "server": server.address, "digests": digests})
-        child = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks._fleet", spec], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        assert child.stdin is not None
-        assert child.stdout is not None
-        try:
-            while (line := child.stdout.readline()) != "ready\n":  # the transport's library may write lines of its own
-                assert line, "the source ended"
-            yield server.address, child.pid
-        finally:
-            child.stdin.close()
-            child.wait(30)
+    with DirectoryServer("127.0.0.1:0") as server:
+        print("ready", server.address, flush=True)
+        sys.stdin.read()
 
 
-def serve(count: int, nbytes: int, server: str, digests: bool) -> None:
-    """The child: serve until the input ends."""
+def serve(spec: str) -> None:
+    """A source, until the input ends."""
     import torch
 
+    given = json.loads(spec)
     generator = torch.Generator().manual_seed(1)
-    tensors = {f"t{n}": torch.empty(nbytes, dtype=torch.uint8).random_(generator=generator) for n in range(count)}
-    serving = Source.start(job("source", server, verify=digests), Loaded(tensors), ready=lambda: True, serving=None, log=log)
+    tensors = {
+        f"t{n}": torch.empty(given["nbytes"], dtype=torch.uint8).random_(generator=generator) for n in range(given["count"])
+    }
+    served = job("source", given["server"], verify=given["digests"])
+    serving = Source.start(served, Loaded(tensors), ready=lambda: True, serving=None, log=log)
     assert serving is not None
     assert serving.publisher is not None
     assert serving.publisher.wait_ready(30)
-    print("ready", flush=True)
+    print("ready to be read", flush=True)
     sys.stdin.read()
     serving.close()
 
 
 if __name__ == "__main__":
-    given = json.loads(sys.argv[1])
-    serve(given["count"], given["nbytes"], given["server"], given["digests"])
+    {"directory": directory, "serve": serve}[sys.argv[1]](*sys.argv[2:])

@@ -100,6 +100,10 @@ def settings() -> Iterator[Check]:
         close = meant(name)
         fix = f"did you mean {close}?" if close else "unset it if it was meant for this pack; `mx envs` lists the names"
         yield Check("settings", "warn", f"{name} is set and is not a variable of this pack", fix)
+    sent, taken = (envs.foreign(f"UCX_TCP_{way}_SEG_SIZE") for way in ("TX", "RX"))
+    if sent and sent != taken:
+        fix = "unset it, or set UCX_TCP_RX_SEG_SIZE to at least as much in every process that may read from this one"
+        yield Check("settings", "warn", f"UCX_TCP_TX_SEG_SIZE={sent} corrupts tcp readers that take smaller pieces", fix)
     if not problems:
         given = [name for name, var in envs.TABLE.items() if var.is_set()]
         yield Check("settings", "ok", f"valid; set: {', '.join(given) or 'none'}")

@@ -43,6 +43,11 @@ class Settings:
             if not 0 < getattr(self, name) < float("inf"):
                 raise ConfigError(f"{name}={getattr(self, name)} must be more than 0 seconds, and finite")
 
+    @property
+    def directory(self) -> str:
+        """Address of the directory, hosted or not."""
+        return self.server or envs.EMBEDDED_ADDRESS.get()
+
     @classmethod
     def resolve(cls, overrides: Mapping[str, Any] | None = None) -> Settings:
         """The environment with `overrides` on top. Raises ConfigError for unknown keys and for values of the wrong type."""

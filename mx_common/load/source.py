@@ -112,10 +112,15 @@ class Source:
                 envs.STALE_SECONDS.get(),
                 self.job.settings.fresh_seconds,
             )
-        directory = self.job.settings.server or envs.SERVER_ADDRESS.get() or envs.EMBEDDED_ADDRESS.get()
+        directory = self.job.settings.directory
         host = advertised_host(directory)
         manifest = self._manifest()
-        control = WorkerServer(lambda: manifest, self.leases, self.job.worker_id, host=host, port=worker_port(self.job.rank))
+
+        def shown() -> p2p.GetTensorManifestResponse:
+            self.transport.nudge()  # whoever asks may read next, with a lease or without
+            return manifest
+
+        control = WorkerServer(shown, self.leases, self.job.worker_id, host=host, port=worker_port(self.job.rank))
         self.control = control.start()
         self.transport.serve(lambda: self.leases.open_count() > 0)
         worker = p2p.WorkerMetadata(

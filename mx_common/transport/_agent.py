@@ -37,8 +37,8 @@ _UCX_DEFAULTS = {
     # a link that went down is noticed after about ten seconds instead of never
     "UCX_TCP_KEEPIDLE": "1s",
     "UCX_TCP_KEEPINTVL": "1s",
-    # reads over tcp are answered in pieces of this size; the default of 8k costs up to half of the rate
-    "UCX_TCP_TX_SEG_SIZE": "256k",
+    # A peer may answer in pieces of up to its TX_SEG_SIZE, and UCX writes a piece past the end of a smaller receive buffer. So
+    # this end takes large ones and sends those of UCX's own default, which every reader has room for.
     "UCX_TCP_RX_SEG_SIZE": "256k",
 }
 

@@ -17,6 +17,7 @@ the bytes.
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import socket
 from collections.abc import Mapping
@@ -69,9 +70,14 @@ def _host_modules() -> bool:
     return any(Path(device).exists() for device in ("/dev/xpmem", "/dev/knem"))
 
 
+@functools.cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None)
+
+
 def _sockets() -> dict[str, int]:
     # getsockopt on the descriptor itself: a duplicate would keep UCX's epoll entry alive if UCX closed the socket meanwhile
-    getsockopt = ctypes.CDLL(None).getsockopt
+    getsockopt = _libc().getsockopt
     info = ctypes.create_string_buffer(_TCP_INFO_BYTES)
     found = {}
     try:
@@ -94,7 +100,9 @@ def _sockets() -> dict[str, int]:
 
 def _rdma(sysfs: Path) -> dict[str, int]:
     totals: dict[str, int] = {}
-    for counter in sysfs.glob("class/infiniband/*/ports/*/counters/port_rcv_data"):
+    devices = sysfs / "class/infiniband"
+    # a look that finds nothing must cost nothing: it is made twice a read
+    for counter in devices.glob("*/ports/*/counters/port_rcv_data") if os.path.isdir(devices) else ():
         device = counter.parts[-5]
         try:
             totals[device] = totals.get(device, 0) + int(counter.read_text()) * _RDMA_WORD

@@ -20,7 +20,7 @@ from mx_common.transport._protocol import Progress, WireResult
 __all__ = ["Flight"]
 
 _IN_FLIGHT = 3
-_MIN_WINDOW, _MAX_WINDOW = 1 << 20, 64 << 20
+_MIN_WINDOW, _MAX_WINDOW = 1 << 20, 256 << 20
 _FAST, _SLOW = 0.1, 1.0  # seconds a window may take to grow the next ones, or to shrink them
 
 # On tcp the checks themselves move the bytes, so they follow each other while windows complete often; on a slow link, or a silent one,

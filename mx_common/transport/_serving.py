@@ -3,9 +3,9 @@
     pump = Pump("worker-7", agent.progress, active=leases_open); pump.stop()
 
 Over tcp a reader only advances when the source looks at its sockets. NIXL's own thread does that by taking a whole core for
-ever; this one looks often while somebody reads and a few times a second otherwise. Somebody reads while `active()` says so,
-and for a second after a look that had work to do (peers that read without a lease). Invariant: it ends with `stop`, and no
-error of a look ends it before.
+ever; this one looks often while somebody reads and once in two seconds otherwise. Somebody reads while `active()` says so,
+for a second after a `nudge`, and while looks go on finding work (peers that read without a lease). Invariant: it ends with
+`stop`, and no error of a look ends it before.
 """
 
 from __future__ import annotations
@@ -21,9 +21,42 @@ __all__ = ["Pump"]
 
 log = logging.getLogger(__name__)
 
-_BUSY_PAUSE, _IDLE_PAUSE = 100e-6, 0.15
-_WORK_SECONDS = 1e-3  # cpu time of a look that had something to do; an idle one takes some ten microseconds
-_BUSY_AFTER_WORK = 1.0
+_BUSY_PAUSE, _IDLE_PAUSE = 100e-6, 2.0
+# What a look costs tells whether it found work. NIXL does not: a look moves at least a socket's worth of bytes or does nothing in some
+# ten microseconds of cpu time, but for the first after a pause, which finds cold caches and may take a millisecond for nothing.
+_WORK_SECONDS = 100e-6
+_TRIAL_SECONDS, _STRETCH_SECONDS = 0.02, 1.0
+_AT_WORK = 0.125
+
+
+class Pace:
+    """Whether somebody reads, judged by the cpu time of looks. After a dear look others follow at once for a while: a short trial, then
+    stretches, each as long as one look in eight finds work."""
+
+    def __init__(self) -> None:
+        self._until = 0.0
+        self._looks = self._at_work = 0
+
+    def expect(self, now: float) -> None:
+        """Somebody said that there will be work: a stretch begins."""
+        self._follow(now + _STRETCH_SECONDS)
+
+    def at_once(self, used: float, now: float) -> bool:
+        """Whether the next look should follow at once, after one that ended at `now` and took `used` seconds of cpu time."""
+        worked = used > _WORK_SECONDS
+        if not self._until:
+            if worked:
+                self._follow(now + _TRIAL_SECONDS)
+            return worked
+        self._looks += 1
+        self._at_work += worked
+        if now >= self._until:
+            self._follow(now + _STRETCH_SECONDS if self._at_work >= _AT_WORK * self._looks else 0.0)
+        return self._until > 0
+
+    def _follow(self, until: float) -> None:
+        self._until = until
+        self._looks = self._at_work = 0
 
 
 class Pump:
@@ -32,8 +65,8 @@ class Pump:
     def __init__(self, name: str, look: Callable[[], None], active: Callable[[], bool]) -> None:
         self._look, self._active = look, active
         self._stop, self._wake = threading.Event(), threading.Event()
-        self._busy_until = 0.0
-        self._troubled = False
+        self._pace = Pace()
+        self._nudged = self._troubled = False
         self._thread = threading.Thread(target=self._run, name=f"mx-serve-{name}", daemon=True)
         self._thread.start()
 
@@ -44,7 +77,8 @@ class Pump:
         self._thread.join()
 
     def nudge(self) -> None:
-        """Look now: a reader is about to connect, and would wait for the next look otherwise."""
+        """Look now and for a second: a reader is about to connect, and would wait for the next look otherwise."""
+        self._nudged = True
         self._wake.set()
 
     def _run(self) -> None:
@@ -52,9 +86,12 @@ class Pump:
             try:
                 used = time.thread_time()
                 self._look()
-                if time.thread_time() - used > _WORK_SECONDS:
-                    self._busy_until = time.monotonic() + _BUSY_AFTER_WORK
-                busy = self._active() or time.monotonic() < self._busy_until
+                now = time.monotonic()
+                if self._nudged:
+                    self._nudged = False
+                    self._pace.expect(now)
+                found_work = self._pace.at_once(time.thread_time() - used, now)
+                busy = self._active() or found_work
                 self._troubled = False
             except Exception as error:  # `active` is the caller's, and readers must go on whatever it does
                 busy = isinstance(error, MxError) is False

@@ -152,6 +152,13 @@ def test_bad_settings_fail_or_warn_by_what_they_decide_and_name_their_fix(examin
     assert "MX_P2P_TOPOLOGY='rack r1' cannot be used" in said
 
 
+@pytest.mark.parametrize(("taken", "warned"), [("8k", True), ("256k", False)])
+def test_sending_larger_pieces_over_tcp_than_readers_take_is_warned_of(examine, taken, warned):
+    _, found = examine(UCX_TCP_TX_SEG_SIZE="256k", UCX_TCP_RX_SEG_SIZE=taken)
+    said = [check["detail"] for check in found["settings"] if check["state"] == "warn"]
+    assert any("corrupts tcp readers" in detail for detail in said) is warned
+
+
 def test_an_engine_outside_the_supported_range_fails_with_the_range(examine, blocked, mx):
     site = Path(blocked("vllm"))
     (site / "vllm-0.99.0.dist-info").mkdir()

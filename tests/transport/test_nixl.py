@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from transport_peers import MIB, Source, pattern, regions_of, whole
+from transport_peers import MIB, Source, pattern, regions_of, wait_until, whole
 
 from mx_common.errors import TransferError, TransferTimeout
 from mx_common.transport import Reads, Regions
@@ -69,12 +69,16 @@ def test_rdma_counters_are_read_in_words_of_four_bytes_over_all_ports(tmp_path: 
     assert Counters.now(tmp_path).rdma == {"mlx5_0": 1200}
 
 
-def test_a_serving_source_without_readers_takes_next_to_no_cpu(start_source: StartSource) -> None:
+def test_a_serving_source_without_readers_keeps_no_core_busy(start_source: StartSource) -> None:
     source = start_source(tls="tcp")
-    start, used = time.monotonic(), source.ask("cpu")
-    time.sleep(3)
-    share = (source.ask("cpu") - used) / (time.monotonic() - start)
-    assert share < 0.02
+
+    def share() -> float:
+        start, used = time.monotonic(), source.ask("cpu")
+        time.sleep(1)
+        return float((source.ask("cpu") - used) / (time.monotonic() - start))
+
+    # a progress thread takes all of a core in every second; virtual machines charge up to 0.02 s for waking up at all
+    wait_until(lambda: share() < 0.1, "a second without work", seconds=20)
 
 
 def test_a_reader_that_holds_no_lease_still_advances(start_source: StartSource, open_nixl: OpenNixl) -> None:

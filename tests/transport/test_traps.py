@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import base64
+import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -170,3 +175,43 @@ def test_the_measured_seconds_do_not_depend_on_the_peer_being_still_connected(
     assert 0 < result.wire_seconds <= around
     assert result.wire_seconds > around / 2
     assert result.wire_bytes == buffer.nbytes
+
+
+# a reader that knows nothing of this package, with UCX as it comes
+PLAIN_READER = """
+import base64, sys
+import numpy as np
+from nixl._api import nixl_agent, nixl_agent_config
+
+addr, size, metadata = int(sys.argv[1]), int(sys.argv[2]), base64.b64decode(sys.argv[3])
+agent = nixl_agent("plain", nixl_agent_config(enable_prog_thread=False, backends=["UCX"]))
+buffer = np.zeros(size, dtype=np.uint8)
+agent.register_memory(np.array([[buffer.ctypes.data, size, 0]], dtype=np.uint64), "DRAM")
+peer = agent.add_remote_agent(metadata)
+rows = [np.array([[start, size, 0]], dtype=np.uint64) for start in (buffer.ctypes.data, addr)]
+handle = agent.initialize_xfer("READ", *(agent.get_xfer_descs(one, "DRAM") for one in rows), peer)
+state = agent.transfer(handle)
+while state == "PROC":
+    state = agent.check_xfer_state(handle)
+assert state == "DONE", state
+np.save(sys.argv[4], buffer)
+"""
+
+
+def test_a_tcp_reader_with_small_receive_buffers_survives_this_source(start_source: StartSource, tmp_path: Path) -> None:
+    # UCX writes past the end of a receive buffer that is smaller than what the other side sends at once
+    source = start_source(tls="tcp")
+    source.ask("lease")
+    env = {name: value for name, value in os.environ.items() if not name.startswith("UCX_")} | {"UCX_TLS": "tcp"}
+    given = [str(source.addr), str(source.size), base64.b64encode(source.metadata).decode(), str(tmp_path / "read.npy")]
+    done = subprocess.run([sys.executable, "-c", PLAIN_READER, *given], capture_output=True, text=True, timeout=60, env=env)
+    assert done.returncode == 0, done.stderr
+    assert (np.load(tmp_path / "read.npy") == pattern(source.size, 1)).all()
+    assert source.ask("cpu") > 0
+
+
+def test_this_reader_survives_a_tcp_source_that_sends_large_pieces(start_source: StartSource, open_nixl: OpenNixl) -> None:
+    source = start_source(tls="tcp", prefix=["env", "UCX_TCP_TX_SEG_SIZE=256k"])
+    reader, buffer, peer = connected(source, open_nixl, "tcp")
+    reader.read(peer, whole(source.addr, buffer), timeout=60, stall_timeout=30)
+    assert (buffer == pattern(source.size, 1)).all()
