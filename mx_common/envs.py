@@ -251,6 +251,13 @@ REMOVE_SECONDS = _number(
     "Directory",
     above=True,
 )
+VERSION_STAGING_SECONDS = _number(
+    "MX_VERSION_STAGING_SECONDS",
+    600,
+    "seconds a version of trained weights may wait for its shards before it is dropped; read by the directory",
+    "Directory",
+    above=True,
+)
 ADVERTISE_HOST = _text(
     "MX_ADVERTISE_HOST",
     "",
@@ -336,6 +343,29 @@ MODEL_NAME = _text(
 )
 MODEL_REVISION = _text(
     "MX_MODEL_REVISION", "", "revision that is part of the identity", "Load", shown_default="(unset: the engine's revision)"
+)
+
+# Refit ---------------------------------------------------------------------------------------------------------------
+PUBLISH_MODE = _choice(
+    "MX_PUBLISH_MODE",
+    ("in_place", "snapshot"),
+    "a trainer publishes its weights where they lie, or a copy of them that the optimizer does not touch",
+    "Refit",
+)
+PUBLISH_WAIT_SECONDS = _number(
+    "MX_PUBLISH_WAIT_SECONDS", 60, "seconds a trainer waits for readers of a version before it overwrites it", "Refit"
+)
+REFIT_WAIT_SECONDS = _number(
+    "MX_REFIT_WAIT_SECONDS", 60, "seconds an engine waits for the version it was asked for to become READY", "Refit", above=True
+)
+STAGING_BYTES = _integer(
+    "MX_STAGING_BYTES", 1 << 30, "most bytes an engine stages at once while it installs full tensors or casts", "Refit", low=1 << 20
+)
+REFIT_SHADOW = _choice(
+    "MX_REFIT_SHADOW",
+    ("auto", "always", "never"),
+    "whether new weights arrive beside the old ones: never, then serving pauses while they arrive, and stays paused if they do not",
+    "Refit",
 )
 
 # Floor ---------------------------------------------------------------------------------------------------------------

@@ -17,7 +17,9 @@ Catch `MxError` to catch them all; catch a branch to react to a kind:
     │   ├── CoverageError           some byte of the destination is not covered by a read
     │   ├── DigestMismatch          content differs from what the source published
     │   └── ImpossibleThroughput    measured above the ceiling: the payload did not move
-    └── LoadFailed                  no source and no storage gave the weights; lists what was tried
+    ├── LoadFailed                  no source and no storage gave the weights; lists what was tried
+    └── RefitFailed                 a version was not installed; says whether the old one still serves
+        └── WeightsBroken           the engine's weights are mixed: it must not serve until a whole version is installed
 
 Messages say who, where, how long, and what to do next.
 """
@@ -35,12 +37,14 @@ __all__ = [
     "LoadFailed",
     "ManifestMismatch",
     "MxError",
+    "RefitFailed",
     "SourceLost",
     "TransferError",
     "TransferTimeout",
     "TransportUnavailable",
     "UnsupportedVersion",
     "VerificationError",
+    "WeightsBroken",
 ]
 
 
@@ -106,3 +110,11 @@ class ImpossibleThroughput(VerificationError):
 
 class LoadFailed(MxError):
     """No source and no storage gave the weights. The message lists what was tried, in order."""
+
+
+class RefitFailed(MxError):
+    """A version was not installed. The message says why, and which version serves now."""
+
+
+class WeightsBroken(RefitFailed):
+    """Writing a version failed half-way: the engine must not serve until a whole one is installed."""

@@ -1,10 +1,10 @@
-"""Makes the checked-in protocol code from the two `.proto` files.
+"""Makes the checked-in protocol code from the `.proto` files.
 
     python scripts/generate_wire.py            # write
     python scripts/generate_wire.py --check    # exit 1 and name the files that are stale
 
 Needs the development extra (`grpcio-tools`). What is written is data and types only: `_generated/descriptors.py` holds the
-serialized descriptors, from which `mx_common.wire` builds its classes at import, and `p2p.pyi` / `refit.pyi` tell type
+serialized descriptors, from which `mx_common.wire` builds its classes at import, and `p2p.pyi` and its like tell type
 checkers about them. Invariant: no generated *code*, so no protobuf runtime refuses it for the version of the compiler.
 """
 
@@ -17,7 +17,8 @@ from importlib.resources import files
 from pathlib import Path
 
 WIRE = Path(__file__).resolve().parent.parent / "mx_common" / "wire"
-PROTOS = ("p2p", "refit")
+# a file comes after those that it imports
+PROTOS = ("p2p", "refit", "refit_ext")
 COMMAND = "python scripts/generate_wire.py"
 BYTES_PER_LINE = 32
 # protoc's stubs are neither formatted nor complete by the rules of the code beside them
@@ -46,7 +47,14 @@ def compile_protos(folder: Path) -> tuple[bytes, dict[str, str]]:
     )
     if status != 0:
         raise SystemExit(f"protoc failed with status {status}: fix the message above in {WIRE}/*.proto")
-    return descriptors.read_bytes(), {name: (folder / f"{name}_pb2.pyi").read_text() for name in PROTOS}
+    return descriptors.read_bytes(), {name: _imports_ours((folder / f"{name}_pb2.pyi").read_text()) for name in PROTOS}
+
+
+def _imports_ours(stub: str) -> str:
+    """`stub` with the modules of this package where protoc names the ones that it would have generated."""
+    for name in PROTOS:
+        stub = stub.replace(f"import {name}_pb2 as", f"from mx_common.wire import {name} as")
+    return stub
 
 
 def render() -> dict[Path, str]:
@@ -57,7 +65,7 @@ def render() -> dict[Path, str]:
     lines = "\n".join(f'    "{chunk.hex()}"' for chunk in chunks)
     rendered = {
         Path("_generated/descriptors.py"): (
-            f'"""Serialized FileDescriptorSet of p2p.proto and refit.proto. Made by `{COMMAND}`; do not edit."""\n\n'
+            f'"""Serialized FileDescriptorSet of the .proto files. Made by `{COMMAND}`; do not edit."""\n\n'
             f"FILE_DESCRIPTOR_SET = bytes.fromhex(\n{lines}\n)\n"
         )
     }

@@ -1,10 +1,11 @@
-"""vLLM: `--load-format mx`.
+"""vLLM: `--load-format mx`, and the weight-transfer backend `mx`.
 
 A replica started with it reads its weights out of another replica's memory where one is READY, from storage otherwise, and then serves
 others. Installed, it registers itself through vLLM's plugin entry points:
 
     vllm serve MODEL --load-format mx
     vllm serve MODEL --load-format mx --model-loader-extra-config '{"server": "10.0.0.7:8001", "selector": "balanced"}'
+    vllm serve MODEL --weight-transfer-config '{"backend": "mx"}'           # then a trainer's versions: mx_vllm.refit
 
 Invariant: with any other load format the pack changes nothing in vLLM.
 """
@@ -13,17 +14,22 @@ from __future__ import annotations
 
 from mx_vllm._version import SUPPORTED
 
-__all__ = ["LOAD_FORMAT", "SUPPORTED", "register"]
+__all__ = ["LOAD_FORMAT", "SUPPORTED", "WEIGHT_TRANSFER", "register"]
 
 LOAD_FORMAT = "mx"
+WEIGHT_TRANSFER = "mx"
 
 
 def register() -> None:
-    """Entry point `vllm.general_plugins`: offer the load format. Called in every process of vLLM, any number of times."""
+    """Entry point `vllm.general_plugins`: offer the load format and the weight-transfer backend. Called in every process of vLLM, any number of times."""
+    from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
     from vllm.logger import init_logger
     from vllm.model_executor import model_loader
 
     from mx_vllm.loader import MxModelLoader
+
+    if WEIGHT_TRANSFER not in WeightTransferEngineFactory._registry:
+        WeightTransferEngineFactory.register_engine(WEIGHT_TRANSFER, "mx_vllm.refit", "MxWeightTransfer")
 
     taken = getattr(model_loader, "_LOAD_FORMAT_TO_MODEL_LOADER", {}).get(LOAD_FORMAT)
     if taken is MxModelLoader:

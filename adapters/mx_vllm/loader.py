@@ -30,7 +30,7 @@ from mx_vllm.job import job_for
 from mx_vllm.model import VllmModel, storage_loader
 from mx_vllm.ready import EngineReady, serving_channel
 
-__all__ = ["MxModelLoader"]
+__all__ = ["MxModelLoader", "withdraw"]
 
 log: logging.Logger = init_logger("vllm.mx")
 
@@ -38,7 +38,8 @@ log: logging.Logger = init_logger("vllm.mx")
 _sources: weakref.WeakKeyDictionary[nn.Module, Source] = weakref.WeakKeyDictionary()
 
 
-def _withdraw(model: nn.Module) -> None:
+def withdraw(model: nn.Module) -> None:
+    """End the source that serves `model`, if there is one."""
     source = _sources.pop(model, None)
     if source is not None:
         log.warning("this replica stops being a source: its weights are about to be replaced, and their digests would not hold")
@@ -81,7 +82,7 @@ class MxModelLoader(BaseModelLoader):
 
     def load_weights(self, model: nn.Module, model_config: ModelConfig) -> None:
         """In-place load into a live model: from storage, as vLLM's default loader does it. It is no source any more."""
-        _withdraw(model)
+        withdraw(model)
         storage_loader(self.load_config).load_weights(model, model_config)
 
     def download_model(self, model_config: ModelConfig) -> None:
@@ -90,6 +91,6 @@ class MxModelLoader(BaseModelLoader):
 
     def get_all_weights(self, model_config: ModelConfig, model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
         """For vLLM's `reload_weights`, which overwrites a live model: it is no source any more."""
-        _withdraw(model)
+        withdraw(model)
         weights: Any = storage_loader(self.load_config).get_all_weights(model_config, model)
         return weights

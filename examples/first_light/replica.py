@@ -19,6 +19,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
 
 __all__ = ["SLOTS", "Replica", "free_port"]
@@ -39,15 +40,21 @@ def free_port() -> int:
 class Replica:
     """One server; its output goes to `log_folder/NAME.log`."""
 
-    def __init__(self, name: str, model: Path, environment: dict[str, str], log_folder: Path) -> None:
+    def __init__(
+        self,
+        name: str,
+        model: Path,
+        environment: dict[str, str],
+        log_folder: Path,
+        flags: Sequence[str] = ("--load-format", "mx"),
+    ) -> None:
         self.name, self.port = name, free_port()
         self.log = log_folder / f"{name}.log"
         command = [
             str(Path(sys.executable).parent / "vllm"),
             "serve",
             str(model),
-            "--load-format",
-            "mx",
+            *flags,
             "--served-model-name",
             "demo",
         ]
@@ -93,6 +100,11 @@ class Replica:
         with urllib.request.urlopen(request, timeout=300) as response:
             answer = json.load(response)
         return str(answer["choices"][0]["message"]["content"])
+
+    @property
+    def url(self) -> str:
+        """Of its HTTP server."""
+        return f"http://127.0.0.1:{self.port}"
 
     def load_line(self) -> tuple[str, float]:
         """("storage" or "worker ID", seconds) as the replica's log states it."""

@@ -1,17 +1,21 @@
-"""Who has which weights: the directory's client and server, and the control service that every source runs.
+"""Who has which weights: the directory's client and server, and the control services that sources and trainers run.
 
     from mx_common.directory import DirectoryClient, SourcePublisher, resolve
 
 A target lists sources with a `DirectoryClient` at `resolve()` and reads from one under a `LeaseKeeper`; a source runs a
-`WorkerServer` over its `Leases` and keeps itself known with a `SourcePublisher`. Invariant: weights never pass through here.
+`WorkerServer` over its `Leases` and keeps itself known with a `SourcePublisher`. Versions of trained weights are made, found and
+leased with a `RefitClient`; their manifests come from each rank's `ManifestServer`. Invariant: weights never pass through here.
 """
 
 from mx_common.directory.client import DirectoryClient, Listing
 from mx_common.directory.embedded import ensure_directory, resolve
 from mx_common.directory.heartbeat import SourcePublisher
 from mx_common.directory.leases import Leases
+from mx_common.directory.refit_client import RefitClient, VersionInfo, VersionLease
+from mx_common.directory.refit_worker import ManifestServer, fetch_manifest
 from mx_common.directory.server import DirectoryServer
 from mx_common.directory.store import MemoryStore, Store
+from mx_common.directory.versions import VersionStore
 from mx_common.directory.worker_client import LeaseKeeper, WorkerClient
 from mx_common.directory.worker_service import WorkerServer
 
@@ -21,11 +25,17 @@ __all__ = [
     "LeaseKeeper",
     "Leases",
     "Listing",
+    "ManifestServer",
     "MemoryStore",
+    "RefitClient",
     "SourcePublisher",
     "Store",
+    "VersionInfo",
+    "VersionLease",
+    "VersionStore",
     "WorkerClient",
     "WorkerServer",
     "ensure_directory",
+    "fetch_manifest",
     "resolve",
 ]

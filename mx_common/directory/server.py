@@ -3,7 +3,8 @@
     with DirectoryServer("127.0.0.1:0") as server:
         print(server.address)
 
-It speaks P2pService, the standard gRPC health service and server reflection. Invariants: the port belongs to exactly one
+It speaks P2pService, RefitService with our VersionService, the standard gRPC health service and server reflection. Versions of trained
+weights lie in the memory of this server, whatever its store of sources is. Invariants: the port belongs to exactly one
 server (`SO_REUSEPORT` is off), and `stop` leaves neither a thread nor a listening socket behind.
 """
 
@@ -23,12 +24,14 @@ from google.protobuf import descriptor_pool
 
 from mx_common import envs
 from mx_common.directory._channel import message_limits
+from mx_common.directory._refit_service import RefitService
 from mx_common.directory._service import MAX_RECORD_BYTES, DirectoryService
 from mx_common.directory.address import Address
 from mx_common.directory.store import MemoryStore, Store
+from mx_common.directory.versions import VersionStore
 from mx_common.errors import DirectoryUnavailable
 from mx_common.wire import add_files
-from mx_common.wire.rpc import P2P_SERVICE, service_handler
+from mx_common.wire.rpc import P2P_SERVICE, REFIT_SERVICE, VERSION_SERVICE, service_handler
 
 __all__ = ["DirectoryServer"]
 
@@ -36,19 +39,31 @@ log = logging.getLogger(__name__)
 
 START_SECONDS = 10.0
 SWEEP_SECONDS = 1.0
+SERVICES = (P2P_SERVICE, REFIT_SERVICE, VERSION_SERVICE)
 
 
 class DirectoryServer:
     """Serves `store` on `address` (`host:port`, port 0 for any free one). Without a store: a `MemoryStore` by the environment.
+    The same holds for `versions`.
 
     `start` raises `ConfigError` for a malformed address and `DirectoryUnavailable` when the address cannot be bound; the
     latter's `__cause__` is what the system said, None when the address is free again.
     """
 
-    def __init__(self, address: str, store: Store | None = None, *, max_record_bytes: int = MAX_RECORD_BYTES) -> None:
+    def __init__(
+        self,
+        address: str,
+        store: Store | None = None,
+        *,
+        versions: VersionStore | None = None,
+        max_record_bytes: int = MAX_RECORD_BYTES,
+    ) -> None:
         self._wanted = Address.parse(address, what="directory address", binding=True)
         self._store: Store = store or MemoryStore(
             stale_seconds=envs.STALE_SECONDS.get(), remove_seconds=envs.REMOVE_SECONDS.get()
+        )
+        self._versions = versions or VersionStore(
+            staging_seconds=envs.VERSION_STAGING_SECONDS.get(), lease_seconds=envs.LEASE_SECONDS.get()
         )
         self._max_record_bytes = max_record_bytes
         self._store_is_lost = False
@@ -126,7 +141,9 @@ class DirectoryServer:
         self._loop, self._stopping = asyncio.get_running_loop(), asyncio.Event()
         server = grpc.aio.server(options=[*message_limits(), ("grpc.so_reuseport", 0)])
         service = DirectoryService(self._store, max_record_bytes=self._max_record_bytes)
-        server.add_generic_rpc_handlers((service_handler(P2P_SERVICE, service),))
+        refits = RefitService(self._versions, shared=self._store.blocking)
+        served = zip(SERVICES, (service, refits, refits), strict=True)
+        server.add_generic_rpc_handlers(tuple(service_handler(*one) for one in served))
         health = _add_health_and_reflection(server)
         port = server.add_insecure_port(str(self._wanted))
         await server.start()
@@ -141,6 +158,7 @@ class DirectoryServer:
         await server.stop(self._grace)
 
     async def _sweep(self) -> None:
+        self._versions.sweep()
         try:
             if self._store.blocking:
                 await asyncio.to_thread(self._store.sweep)
@@ -167,7 +185,7 @@ def _add_health_and_reflection(server: Any) -> Any:
     add_files(pool)
     for file in (health_pb2.DESCRIPTOR, reflection_pb2.DESCRIPTOR):
         pool.AddSerializedFile(file.serialized_pb)
-    names = (P2P_SERVICE.full_name, health.SERVICE_NAME, reflection.SERVICE_NAME)
+    names = (*(service.full_name for service in SERVICES), health.SERVICE_NAME, reflection.SERVICE_NAME)
     reflection.enable_server_reflection(names, server, pool=pool)
     return servicer
 
@@ -175,7 +193,7 @@ def _add_health_and_reflection(server: Any) -> Any:
 async def _serving(servicer: Any) -> None:
     from grpc_health.v1 import health_pb2
 
-    for name in ("", P2P_SERVICE.full_name):
+    for name in ("", *(service.full_name for service in SERVICES)):
         await servicer.set(name, health_pb2.HealthCheckResponse.SERVING)
 
 

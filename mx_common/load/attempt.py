@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from mx_common import floor
+from mx_common._timed import timed
 from mx_common.directory.address import Address
 from mx_common.directory.client import DirectoryClient
 from mx_common.directory.worker_client import LeaseKeeper, WorkerClient
@@ -70,24 +70,24 @@ def pull(
     seconds: dict[str, float] = {}
     try:
         with _offer(candidate, job, client) as offer:
-            with _timed(seconds, "plan"):
+            with timed(seconds, "plan"):
                 source = TensorTable.from_descriptors(offer.tensors, target.mem)
                 reads = plan_reads(source, target)
                 check_coverage(reads, target)
-            with _timed(seconds, "connect"):
+            with timed(seconds, "connect"):
                 if offer.nixl_metadata:
                     peer = transport.connect(offer.nixl_metadata)
                 else:
                     peer = transport.connect_listener(offer.agent, *offer.listener, job.settings.stall_timeout)
             moved = True
             label = f"weights of {job.identity.model_name} from {candidate.worker_id}"
-            with _timed(seconds, "wire"), TransferProgress(label, reads.total_bytes, log) as shown:
+            with timed(seconds, "wire"), TransferProgress(label, reads.total_bytes, log) as shown:
                 wire = transport.read(
                     peer, reads, timeout=job.settings.transfer_timeout, stall_timeout=job.settings.stall_timeout, progress=shown
                 )
             transport.disconnect(peer)
             offer.check()
-        with _timed(seconds, "verify"):
+        with timed(seconds, "verify"):
             verified = job.settings.verify_digest and source.digested
             if job.settings.verify_digest:
                 _compare_digests(source, target)
@@ -165,12 +165,3 @@ def _compare_digests(source: TensorTable, target: TensorTable) -> None:
             f"{len(wrong)} of {len(target)} tensors differ from what the source published ({some_names(wrong)}); it changed its weights "
             "while they were read, or the transport damaged them"
         )
-
-
-@contextlib.contextmanager
-def _timed(seconds: dict[str, float], stage: str) -> Iterator[None]:
-    start = time.perf_counter()
-    try:
-        yield
-    finally:
-        seconds[stage] = time.perf_counter() - start

@@ -3,12 +3,13 @@
     from mx_common.wire import p2p
     request = p2p.ListSourcesRequest(status_filter=p2p.SOURCE_STATUS_READY)
 
-`p2p` is the directory and the workers' control service, `refit` the versions of trained weights; `rpc` makes client calls and
-server handlers out of a service's descriptor; `identity` converts between `SourceIdentity` and `mx_common.identity`.
+`p2p` is the directory and the workers' control service, `refit` the versions of trained weights, `refit_ext` what only this
+pack's directory knows about them; `rpc` makes client calls and server handlers out of a service's descriptor; `identity`
+converts between `SourceIdentity` and `mx_common.identity`.
 Invariant: importing this next to the package `modelexpress`, in either order, disturbs neither.
 """
 
-from mx_common.wire import p2p, refit
+from mx_common.wire import p2p, refit, refit_ext
 from mx_common.wire._pool import add_files
 
-__all__ = ["add_files", "p2p", "refit"]
+__all__ = ["add_files", "p2p", "refit", "refit_ext"]

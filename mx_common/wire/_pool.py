@@ -23,7 +23,7 @@ __all__ = ["POOL", "add_files", "file_namespace", "message_class"]
 
 
 def add_files(pool: descriptor_pool.DescriptorPool) -> None:
-    """Put the definitions of both protocol files into `pool`."""
+    """Put the definitions of every protocol file into `pool`."""
     for file in descriptor_pb2.FileDescriptorSet.FromString(FILE_DESCRIPTOR_SET).file:
         pool.AddSerializedFile(file.SerializeToString())
 

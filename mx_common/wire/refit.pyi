@@ -80,7 +80,7 @@ class RegisterWorkerResponse(_message.Message):
     def __init__(self, worker: _Optional[_Union[WorkerRegistration, _Mapping]] = ...) -> None: ...
 
 class WeightVersion(_message.Message):
-    __slots__ = ("uid", "model_name", "idempotency_key", "payload_format", "base_version_id", "expected_source_slots", "layout_signature", "state", "created_at_unix_ms", "object_storage")
+    __slots__ = ("uid", "model_name", "idempotency_key", "payload_format", "base_version_id", "expected_source_slots", "layout_signature", "state", "created_at_unix_ms", "object_storage", "number", "run")
     UID_FIELD_NUMBER: _ClassVar[int]
     MODEL_NAME_FIELD_NUMBER: _ClassVar[int]
     IDEMPOTENCY_KEY_FIELD_NUMBER: _ClassVar[int]
@@ -91,6 +91,8 @@ class WeightVersion(_message.Message):
     STATE_FIELD_NUMBER: _ClassVar[int]
     CREATED_AT_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
     OBJECT_STORAGE_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    RUN_FIELD_NUMBER: _ClassVar[int]
     uid: str
     model_name: str
     idempotency_key: str
@@ -101,10 +103,12 @@ class WeightVersion(_message.Message):
     state: WeightVersionState
     created_at_unix_ms: int
     object_storage: ObjectStorageSource
-    def __init__(self, uid: _Optional[str] = ..., model_name: _Optional[str] = ..., idempotency_key: _Optional[str] = ..., payload_format: _Optional[_Union[WeightPayloadFormat, str]] = ..., base_version_id: _Optional[str] = ..., expected_source_slots: _Optional[_Iterable[str]] = ..., layout_signature: _Optional[str] = ..., state: _Optional[_Union[WeightVersionState, str]] = ..., created_at_unix_ms: _Optional[int] = ..., object_storage: _Optional[_Union[ObjectStorageSource, _Mapping]] = ...) -> None: ...
+    number: int
+    run: str
+    def __init__(self, uid: _Optional[str] = ..., model_name: _Optional[str] = ..., idempotency_key: _Optional[str] = ..., payload_format: _Optional[_Union[WeightPayloadFormat, str]] = ..., base_version_id: _Optional[str] = ..., expected_source_slots: _Optional[_Iterable[str]] = ..., layout_signature: _Optional[str] = ..., state: _Optional[_Union[WeightVersionState, str]] = ..., created_at_unix_ms: _Optional[int] = ..., object_storage: _Optional[_Union[ObjectStorageSource, _Mapping]] = ..., number: _Optional[int] = ..., run: _Optional[str] = ...) -> None: ...
 
 class CreateWeightVersionRequest(_message.Message):
-    __slots__ = ("model_name", "idempotency_key", "payload_format", "base_version_id", "expected_source_slots", "object_storage", "state", "uid")
+    __slots__ = ("model_name", "idempotency_key", "payload_format", "base_version_id", "expected_source_slots", "object_storage", "state", "uid", "number", "run")
     MODEL_NAME_FIELD_NUMBER: _ClassVar[int]
     IDEMPOTENCY_KEY_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_FORMAT_FIELD_NUMBER: _ClassVar[int]
@@ -113,6 +117,8 @@ class CreateWeightVersionRequest(_message.Message):
     OBJECT_STORAGE_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     UID_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    RUN_FIELD_NUMBER: _ClassVar[int]
     model_name: str
     idempotency_key: str
     payload_format: WeightPayloadFormat
@@ -121,7 +127,9 @@ class CreateWeightVersionRequest(_message.Message):
     object_storage: ObjectStorageSource
     state: WeightVersionState
     uid: str
-    def __init__(self, model_name: _Optional[str] = ..., idempotency_key: _Optional[str] = ..., payload_format: _Optional[_Union[WeightPayloadFormat, str]] = ..., base_version_id: _Optional[str] = ..., expected_source_slots: _Optional[_Iterable[str]] = ..., object_storage: _Optional[_Union[ObjectStorageSource, _Mapping]] = ..., state: _Optional[_Union[WeightVersionState, str]] = ..., uid: _Optional[str] = ...) -> None: ...
+    number: int
+    run: str
+    def __init__(self, model_name: _Optional[str] = ..., idempotency_key: _Optional[str] = ..., payload_format: _Optional[_Union[WeightPayloadFormat, str]] = ..., base_version_id: _Optional[str] = ..., expected_source_slots: _Optional[_Iterable[str]] = ..., object_storage: _Optional[_Union[ObjectStorageSource, _Mapping]] = ..., state: _Optional[_Union[WeightVersionState, str]] = ..., uid: _Optional[str] = ..., number: _Optional[int] = ..., run: _Optional[str] = ...) -> None: ...
 
 class CreateWeightVersionResponse(_message.Message):
     __slots__ = ("version",)
@@ -168,7 +176,7 @@ class UpdateWeightVersionStateResponse(_message.Message):
     def __init__(self, version: _Optional[_Union[WeightVersion, _Mapping]] = ...) -> None: ...
 
 class WeightVersionShard(_message.Message):
-    __slots__ = ("version_id", "source_slot_id", "worker_id", "tensor_count", "total_bytes", "manifest_digest", "manifest_endpoint")
+    __slots__ = ("version_id", "source_slot_id", "worker_id", "tensor_count", "total_bytes", "manifest_digest", "manifest_endpoint", "layout_signature")
     VERSION_ID_FIELD_NUMBER: _ClassVar[int]
     SOURCE_SLOT_ID_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
@@ -176,6 +184,7 @@ class WeightVersionShard(_message.Message):
     TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
     MANIFEST_DIGEST_FIELD_NUMBER: _ClassVar[int]
     MANIFEST_ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_SIGNATURE_FIELD_NUMBER: _ClassVar[int]
     version_id: str
     source_slot_id: str
     worker_id: str
@@ -183,7 +192,8 @@ class WeightVersionShard(_message.Message):
     total_bytes: int
     manifest_digest: str
     manifest_endpoint: str
-    def __init__(self, version_id: _Optional[str] = ..., source_slot_id: _Optional[str] = ..., worker_id: _Optional[str] = ..., tensor_count: _Optional[int] = ..., total_bytes: _Optional[int] = ..., manifest_digest: _Optional[str] = ..., manifest_endpoint: _Optional[str] = ...) -> None: ...
+    layout_signature: str
+    def __init__(self, version_id: _Optional[str] = ..., source_slot_id: _Optional[str] = ..., worker_id: _Optional[str] = ..., tensor_count: _Optional[int] = ..., total_bytes: _Optional[int] = ..., manifest_digest: _Optional[str] = ..., manifest_endpoint: _Optional[str] = ..., layout_signature: _Optional[str] = ...) -> None: ...
 
 class ObjectStorageSource(_message.Message):
     __slots__ = ("uri", "storage_type")
@@ -252,16 +262,18 @@ class DeleteWeightVersionShardResponse(_message.Message):
     def __init__(self, deleted: _Optional[bool] = ...) -> None: ...
 
 class VersionLease(_message.Message):
-    __slots__ = ("lease_id", "version_id", "worker_id", "expires_at_unix_ms")
+    __slots__ = ("lease_id", "version_id", "worker_id", "expires_at_unix_ms", "ttl_seconds")
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     VERSION_ID_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     EXPIRES_AT_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
+    TTL_SECONDS_FIELD_NUMBER: _ClassVar[int]
     lease_id: str
     version_id: str
     worker_id: str
     expires_at_unix_ms: int
-    def __init__(self, lease_id: _Optional[str] = ..., version_id: _Optional[str] = ..., worker_id: _Optional[str] = ..., expires_at_unix_ms: _Optional[int] = ...) -> None: ...
+    ttl_seconds: int
+    def __init__(self, lease_id: _Optional[str] = ..., version_id: _Optional[str] = ..., worker_id: _Optional[str] = ..., expires_at_unix_ms: _Optional[int] = ..., ttl_seconds: _Optional[int] = ...) -> None: ...
 
 class RegisterVersionLeaseRequest(_message.Message):
     __slots__ = ("version_id", "worker_id", "ttl_seconds")

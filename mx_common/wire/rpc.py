@@ -5,7 +5,7 @@
 
     server.add_generic_rpc_handlers((service_handler(service, implementation),))     # grpc.server and grpc.aio.server
 
-Every method of both protocol files takes one message and gives one.
+Every method of the protocol files takes one message and gives one.
 Invariant: a method that the implementation does not have is answered with UNIMPLEMENTED, as an older peer would.
 """
 
@@ -17,13 +17,24 @@ from typing import Any
 import grpc
 from google.protobuf.descriptor import ServiceDescriptor
 
-from mx_common.wire import p2p
+from mx_common.wire import p2p, refit, refit_ext
 from mx_common.wire._pool import message_class
 
-__all__ = ["P2P_SERVICE", "WORKER_SERVICE", "service_handler", "unary_calls"]
+__all__ = [
+    "P2P_SERVICE",
+    "REFIT_SERVICE",
+    "REFIT_WORKER_SERVICE",
+    "VERSION_SERVICE",
+    "WORKER_SERVICE",
+    "service_handler",
+    "unary_calls",
+]
 
 P2P_SERVICE: ServiceDescriptor = p2p.DESCRIPTOR.services_by_name["P2pService"]
 WORKER_SERVICE: ServiceDescriptor = p2p.DESCRIPTOR.services_by_name["WorkerService"]
+REFIT_SERVICE: ServiceDescriptor = refit.DESCRIPTOR.services_by_name["RefitService"]
+REFIT_WORKER_SERVICE: ServiceDescriptor = refit.DESCRIPTOR.services_by_name["RefitWorkerService"]
+VERSION_SERVICE: ServiceDescriptor = refit_ext.DESCRIPTOR.services_by_name["VersionService"]
 
 
 def unary_calls(channel: Any, service: ServiceDescriptor) -> Mapping[str, Callable[..., Any]]:

@@ -164,8 +164,9 @@ def test_a_link_that_goes_down_mid_read_ends_the_read_and_spares_the_source(
         timeout=120,
         check=False,
     )
-    ended = (reader.stdout.splitlines() or ["nothing was printed"])[-1]
-    assert ended in ("TransferTimeout", "SourceLost", "TransferError"), reader.stdout + reader.stderr
+    # UCX adds lines of its own about what it could not flush
+    ended = [line for line in reader.stdout.splitlines() if line in ("TransferTimeout", "SourceLost", "TransferError")]
+    assert ended, reader.stdout + reader.stderr
     assert source.process.poll() is None
 
 

@@ -1,0 +1,51 @@
+"""Row blocks: the unit in which a shard's content is digested, so that a receiver of part of a shard can still verify what it read.
+
+    blocks = row_blocks(rows=4096, nbytes=16 << 20)          # 8
+    row_block_digests(tensor, blocks)                        # [8] uint64, on either side
+
+Invariant: blocks are equal, consecutive along dim 0, and dense in memory; source and receiver cut alike without talking.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from mx_common.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["row_block_digests", "row_blocks"]
+
+BLOCK_COUNTS = (8, 4, 2)
+MIN_BLOCK_BYTES = 64 << 10  # below this a digest costs more in calls than in bytes
+
+
+def row_blocks(rows: int, nbytes: int) -> int:
+    """Into how many row blocks a shard of `rows` (its dim 0; 1 for a scalar) and `nbytes` bytes is cut: the largest of 8, 4, 2, 1 that
+    divides the rows and leaves 64 KiB or more a block."""
+    for count in BLOCK_COUNTS:
+        if rows % count == 0 and nbytes >= count * MIN_BLOCK_BYTES:
+            return count
+    return 1
+
+
+def row_block_digests(tensor: torch.Tensor, blocks: int) -> npt.NDArray[np.uint64]:
+    """[blocks] uint64: the digest of each of `blocks` equal row blocks of a contiguous tensor, where it lies.
+
+    Raises ConfigError when the blocks do not divide its rows.
+    """
+    from mx_common.load.digest import tensor_digest
+
+    rows = tensor.shape[0] if tensor.dim() else 1
+    if blocks < 1 or rows % blocks:
+        raise ConfigError(
+            f"{rows} rows do not divide into {blocks} equal blocks; take the count from row_blocks or from the shard table"
+        )
+    if blocks == 1:
+        return np.array([tensor_digest(tensor)], dtype=np.uint64)
+    cut = tensor.view(blocks, rows // blocks, *tensor.shape[1:])
+    return np.array([tensor_digest(block) for block in cut], dtype=np.uint64)

@@ -1,0 +1,210 @@
+"""How an engine's wishes become rounds of reads: where each box lands, and what is done with it then.
+
+    layout = reshard_layout(capture, facts, engine, job)        # exact slices, into a shadow of the parameters
+    layout = staged_layout(facts, engine, job)                  # full tensors, through an area of bounded size
+    for one in layout.rounds: plan with one.pieces; read; verify; one.landed()
+    layout.install()
+
+Invariant: unless `writes_live` is set, nothing that serves is written before `install`. Areas take at most half of the staging bound
+here; the other half is for row blocks that are pulled whole (see mx_common.refit._read).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from mx_common.errors import ConfigError, CoverageError
+from mx_common.refit._memory import ALIGNMENT, Memory, carved
+from mx_common.refit.capture import Capture, CapturedPiece
+from mx_common.refit.engine import RefitEngine, RefitJob, TensorFacts
+from mx_common.refit.pieces import Piece, Pieces
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Layout", "Round", "reshard_layout", "staged_layout"]
+
+
+@dataclass(frozen=True)
+class Round:
+    """Boxes that land together. `tensors`: what they land in, by the name that a report gives them; `landed`: to be called when all bytes
+    are verified, and before the next round may reuse the memory."""
+
+    pieces: Pieces
+    tensors: Mapping[str, torch.Tensor]
+    landed: Callable[[], None] = lambda: None
+
+
+@dataclass(frozen=True)
+class Layout:
+    """All rounds of a version of this layout. `install` writes the live parameters, unless the rounds do (`writes_live`). `derived`: live
+    tensors that no checkpoint tensor fills; `unused`: checkpoint tensors the engine ignores; `whole`: those its own loader installs."""
+
+    rounds: tuple[Round, ...]
+    memory: Memory
+    install: Callable[[], None]
+    writes_live: bool
+    derived: tuple[str, ...] = ()
+    unused: tuple[str, ...] = ()
+    whole: tuple[str, ...] = ()
+    staging_bytes: int = field(default=0)
+
+
+def staged_layout(facts: TensorFacts, engine: RefitEngine, job: RefitJob, device: torch.device) -> Layout:
+    """Every tensor in full, as many at a time as the area holds. Raises ConfigError for a tensor larger than the area."""
+    memory, bound = Memory(device), job.staging_bytes // 2
+    batches = list(_batches([(name, shape, dtype) for name, (shape, dtype) in facts.items()], bound))
+    area = memory.area(max((sum(_padded(shape, dtype) for _, shape, dtype in batch) for batch in batches), default=ALIGNMENT))
+    landings = [dict(zip([n for n, _, _ in b], carved(area, [(s, d) for _, s, d in b]), strict=True)) for b in batches]
+    at_once = len(landings) <= 1
+
+    def loading(tensors: Mapping[str, torch.Tensor]) -> Callable[[], None]:
+        return lambda: engine.load(tensors.items())
+
+    rounds = tuple(
+        Round(
+            Pieces.of([_dense(name, (0,) * tensor.dim(), tensor) for name, tensor in landing.items()], memory.mem),
+            landing,
+            (lambda: None) if at_once else loading(landing),
+        )
+        for landing in landings
+    )
+    install = loading(landings[0]) if at_once and landings else lambda: None
+    return Layout(rounds, memory, install, not at_once, whole=tuple(facts), staging_bytes=area.numel())
+
+
+def reshard_layout(capture: Capture, facts: TensorFacts, engine: RefitEngine, job: RefitJob, device: torch.device) -> Layout:
+    """Exact boxes into a shadow of the parameters, or into the parameters themselves where there is no room for one.
+
+    Raises CoverageError when the engine's loader leaves part of a parameter unwritten."""
+    live = engine.parameters()
+    half = sorted(name for name, missing in capture.uncovered.items() if name in live and 0 < missing < live[name].nbytes)
+    if half and job.wanted is None:
+        raise CoverageError(
+            f"{job.model_name}: the trainer's tensors fill only part of {', '.join(half[:5])}; it must publish every tensor that the "
+            "engine's loader reads"
+        )
+    touched = sorted({piece.param for piece in capture.pieces})
+    memory, bound, where = Memory(device), job.staging_bytes // 2, device.index or 0
+    shadowed = _room_for_shadow(job, sum(live[name].nbytes for name in touched), device)
+    target = {name: memory.like(live[name]) if shadowed else memory.adopt(live[name]) for name in touched}
+    if shadowed:
+        for name in touched:
+            # what no piece writes stays as it serves: the rest in a partial refit, padding that the loader fills by itself
+            if job.wanted is not None or name in capture.constant or name in capture.uncovered:
+                target[name].copy_(live[name])
+    whole = {name: facts[name] for name in capture.whole}
+    kept = carved(memory.area(sum(_padded(*fact) for fact in whole.values()) or ALIGNMENT), list(whole.values()))
+    held = dict(zip(whole, kept, strict=True))
+
+    same = [piece for piece in capture.pieces if piece.src_dtype == piece.dst_dtype]
+    casts = [piece for piece in capture.pieces if piece.src_dtype != piece.dst_dtype]
+    first = [
+        Piece(p.tensor, p.start, p.size, target[p.param].data_ptr() + p.offset, p.stride, p.src_dtype.itemsize, where)
+        for p in same
+    ]
+    first += [_dense(name, (0,) * len(facts[name][0]), tensor) for name, tensor in held.items()]
+    rounds = [Round(Pieces.of(first, memory.mem), {**target, **held})] if first else []
+    casts = [part for piece in casts for part in _by_rows(piece, bound)]
+    batches = list(_batches([(piece, piece.size, piece.src_dtype) for piece in casts], bound))
+    area = (
+        memory.area(max((sum(_padded(s, d) for _, s, d in batch) for batch in batches), default=ALIGNMENT)) if batches else None
+    )
+    for batch in batches:
+        assert area is not None
+        landings = carved(area, [(size, dtype) for _, size, dtype in batch])
+        rows = [_dense(p.tensor, p.start, t) for (p, _, _), t in zip(batch, landings, strict=True)]
+        named = {f"{p.tensor}{list(p.start)}": t for (p, _, _), t in zip(batch, landings, strict=True)}
+        rounds.append(Round(Pieces.of(rows, memory.mem), named, _casting([p for p, _, _ in batch], landings, target)))
+
+    def install() -> None:
+        if shadowed:
+            now = engine.parameters()
+            for name, tensor in target.items():
+                now[name].copy_(tensor)
+        if held:
+            engine.load(held.items())
+
+    return Layout(
+        tuple(rounds),
+        memory,
+        install,
+        not shadowed,
+        derived=tuple(sorted(name for name in capture.uncovered if name not in half)),
+        unused=tuple(capture.unused),
+        whole=tuple(whole),
+        staging_bytes=0 if area is None else area.numel(),
+    )
+
+
+def _by_rows(piece: CapturedPiece, bound: int) -> Iterator[CapturedPiece]:
+    """The piece in parts of at most `bound` bytes where whole rows allow it."""
+    if not piece.size or _padded(piece.size, piece.src_dtype) <= bound:
+        yield piece
+        return
+    rows = max(1, (bound - ALIGNMENT) // (_padded(piece.size, piece.src_dtype) // piece.size[0] + 1))
+    for row in range(0, piece.size[0], rows):
+        yield replace(
+            piece,
+            start=(piece.start[0] + row, *piece.start[1:]),
+            size=(min(rows, piece.size[0] - row), *piece.size[1:]),
+            offset=piece.offset + row * piece.stride[0],
+        )
+
+
+def _casting(pieces: Sequence, landings: Sequence[torch.Tensor], target: Mapping[str, torch.Tensor]) -> Callable[[], None]:  # type: ignore[type-arg]
+    def cast() -> None:
+        for piece, landing in zip(pieces, landings, strict=True):
+            into = target[piece.param]
+            step = into.element_size()
+            view = into.as_strided(piece.size, [n // step for n in piece.stride], into.storage_offset() + piece.offset // step)
+            view.copy_(landing)
+
+    return cast
+
+
+def _dense(name: str, start: tuple[int, ...], tensor: torch.Tensor) -> Piece:
+    """The box of `name` at `start` that a dense tensor takes whole."""
+    step = tensor.element_size()
+    strides = tuple(n * step for n in tensor.stride())
+    return Piece(name, start, tuple(tensor.shape), tensor.data_ptr(), strides, step, tensor.device.index or 0)
+
+
+def _padded(shape: tuple[int, ...], dtype: torch.dtype) -> int:
+    nbytes = math.prod(shape) * int(dtype.itemsize)
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+
+
+def _batches(items: Sequence, bound: int) -> Iterator[list]:  # type: ignore[type-arg]
+    """Runs of (what, shape, dtype) whose padded bytes fit `bound`, in the order given."""
+    batch: list = []  # type: ignore[type-arg]
+    used = 0
+    for what, shape, dtype in items:
+        nbytes = _padded(shape, dtype)
+        if nbytes > bound:
+            raise ConfigError(
+                f"{getattr(what, 'tensor', what)} needs {nbytes} bytes of staging and may take {bound} (half of MX_STAGING_BYTES); "
+                f"raise MX_STAGING_BYTES to {2 * nbytes} or more"
+            )
+        if batch and used + nbytes > bound:
+            yield batch
+            batch, used = [], 0
+        batch.append((what, shape, dtype))
+        used += nbytes
+    if batch:
+        yield batch
+
+
+def _room_for_shadow(job: RefitJob, nbytes: int, device: torch.device) -> bool:
+    if job.shadow != "auto":
+        return job.shadow == "always"
+    import torch
+
+    if device.type == "cuda":
+        return nbytes < int(torch.cuda.mem_get_info(device)[0]) // 2
+    with open("/proc/meminfo", encoding="ascii") as info:
+        free = next(int(line.split()[1]) * 1024 for line in info if line.startswith("MemAvailable:"))
+    return nbytes < free // 2

@@ -1,0 +1,94 @@
+"""The memory a receiver reads into: registered once, found again by address.
+
+    memory = Memory(device)
+    shadow = memory.like(parameter)                 # same shape, dtype and strides
+    area = memory.area(512 << 20)                   # bytes to carve tensors from
+    memory.bytes_at(addr, nbytes)                   # what lies there, as a flat int8 tensor
+
+Invariant: a buffer is never moved or freed while its `Memory` lives, so addresses may be kept in plans and registrations.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mx_common.load.digest import byte_view
+from mx_common.transport import Regions
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["ALIGNMENT", "Memory", "carved"]
+
+ALIGNMENT = 256
+
+
+class Memory:
+    """Buffers on one device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._buffers: list[tuple[int, int, torch.Tensor]] = []  # start, end, flat bytes; sorted
+
+    @property
+    def mem(self) -> str:
+        """Kind of memory, as transports name it."""
+        return "DRAM" if self.device.type == "cpu" else "VRAM"
+
+    def like(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A new tensor laid out as `tensor`, its values undefined."""
+        import torch
+
+        return self.adopt(torch.empty_like(tensor, memory_format=torch.preserve_format))
+
+    def area(self, nbytes: int) -> torch.Tensor:
+        """`nbytes` new bytes."""
+        import torch
+
+        return self.adopt(torch.empty(nbytes, dtype=torch.uint8, device=self.device))
+
+    def adopt(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Let reads land in memory that exists. Raises ValueError when it has gaps."""
+        if tensor.nbytes and self._find(tensor.data_ptr()) is None:
+            bisect.insort(
+                self._buffers, (tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes, byte_view(tensor)), key=lambda b: b[0]
+            )
+        return tensor
+
+    def bytes_at(self, addr: int, nbytes: int) -> torch.Tensor:
+        """[nbytes] int8. Raises LookupError for a range outside the buffers: a plan of other memory."""
+        found = self._find(addr)
+        if found is None or addr + nbytes > found[1]:
+            raise LookupError(f"{nbytes} bytes at {addr:#x} are not in this memory")
+        return found[2][addr - found[0] : addr - found[0] + nbytes]
+
+    def regions(self) -> Regions:
+        """All buffers, for a transport to register."""
+        rows = [(start, end - start) for start, end, _ in self._buffers]
+        addr, length = np.array(rows, dtype=np.uint64).reshape(-1, 2).T
+        return Regions(addr, length, np.full(len(rows), self.device.index or 0, dtype=np.uint64), self.mem)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in all buffers."""
+        return sum(end - start for start, end, _ in self._buffers)
+
+    def _find(self, addr: int) -> tuple[int, int, torch.Tensor] | None:
+        at = bisect.bisect_right(self._buffers, addr, key=lambda b: b[0]) - 1
+        return self._buffers[at] if at >= 0 and addr < self._buffers[at][1] else None
+
+
+def carved(area: torch.Tensor, wanted: Sequence[tuple[tuple[int, ...], torch.dtype]]) -> list[torch.Tensor]:
+    """Dense tensors of these shapes and dtypes, one after the other in `area`, each aligned. Raises ValueError when they do not fit."""
+    offset, made = 0, []
+    for shape, dtype in wanted:
+        nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        if offset + nbytes > area.numel():
+            raise ValueError(f"{len(wanted)} tensors do not fit {area.numel()} bytes")
+        made.append(area[offset : offset + nbytes].view(dtype).view(shape))
+        offset += -(-nbytes // ALIGNMENT) * ALIGNMENT
+    return made

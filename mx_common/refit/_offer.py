@@ -1,0 +1,67 @@
+"""The version that a receiver will read: chosen, leased, and its shard tables fetched and joined.
+
+    with offered(client, job, version=None, newer_than=7, timeout=60) as offer:
+        offer.table, offer.number
+        offer.check()                    # raises SourceLost once the lease may have ended
+
+Invariant: what is offered was READY when the lease was granted, and the joined table has neither gap nor contradiction.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from mx_common.directory.refit_client import RefitClient
+from mx_common.directory.refit_worker import fetch_manifest
+from mx_common.errors import SourceLost
+from mx_common.refit.engine import RefitJob
+from mx_common.refit.table import ShardTable
+
+__all__ = ["Offer", "offered"]
+
+_FETCHES_AT_ONCE = 16
+_LOOK_SECONDS = 0.05
+
+
+@dataclass(frozen=True)
+class Offer:
+    """One leased version: its number, its id in the directory, all its shards, and whether the lease still holds."""
+
+    number: int
+    uid: str
+    table: ShardTable
+    check: Callable[[], None]
+
+
+@contextlib.contextmanager
+def offered(client: RefitClient, job: RefitJob, version: int | None, timeout: float) -> Iterator[Offer]:
+    """`version`: exactly that one, None for the newest; waited for until it is READY. Raises SourceLost, naming what is missing."""
+    found = _wait(client, job.model_name, version, timeout)
+    with client.lease(found.uid, job.worker_id) as lease:
+        shards = sorted(client.list_shards(found.uid), key=lambda shard: shard.source_slot_id)  # plans are kept by row
+        with ThreadPoolExecutor(min(_FETCHES_AT_ONCE, max(1, len(shards))), thread_name_prefix="mx-manifests") as pool:
+            blobs = list(
+                pool.map(
+                    lambda shard: fetch_manifest(
+                        shard.manifest_endpoint, found.uid, shard.source_slot_id, expected_digest=shard.manifest_digest
+                    ),
+                    shards,
+                )
+            )
+        table = ShardTable.merged([ShardTable.decode(blob) for blob in blobs])
+        yield Offer(found.number, found.uid, table, lease.check)
+
+
+def _wait(client: RefitClient, model_name: str, version: int | None, timeout: float):  # type: ignore[no-untyped-def]
+    deadline = time.monotonic() + timeout
+    while True:
+        found = client.find(model_name, version)
+        if found is not None:
+            return found
+        if time.monotonic() >= deadline:
+            raise SourceLost(client.why_not_ready(model_name, version, timeout))
+        time.sleep(_LOOK_SECONDS)

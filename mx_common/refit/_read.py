@@ -1,0 +1,262 @@
+"""Carries out a plan: reads from every agent at once, digests, and the copies out of staging.
+
+    reader = Reader("receiver-7", open_transport)
+    reader.attach(memory, table.agents)                   # registers and connects what is new
+    reader.run(plan, table, wire, seconds, verify=True)   # returns when every byte is where it belongs and is what was published
+
+Invariant: `run` raises before a digest that differs is followed by another read of its round; after an error the transport is given up by
+`reset`, since only its end stops late writes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from mx_common import envs
+from mx_common._timed import timed
+from mx_common.errors import DigestMismatch, MxError
+from mx_common.refit._memory import Memory
+from mx_common.refit._verify import differing
+from mx_common.refit.plan import Plan
+from mx_common.refit.table import Agent, ShardTable
+from mx_common.transport import Reads, Transport, WireResult
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Reader", "Wire"]
+
+_AGENTS_AT_ONCE = 8
+
+# Memory of aborted reads whose transport could not be destroyed: late bytes may still land in it, so it is kept for good.
+_quarantine: list[Memory | None] = []
+
+
+class _Blocks(Protocol):
+    """Rows of a plan that hold whole digest blocks of a shard."""
+
+    @property
+    def shard(self) -> npt.NDArray[np.int64]: ...
+    @property
+    def first_block(self) -> npt.NDArray[np.int64]: ...
+    @property
+    def blocks(self) -> npt.NDArray[np.int64]: ...
+
+
+@dataclass
+class Wire:
+    """What the reads of one version added up to. `seconds`: with at least one read going on."""
+
+    bytes: int = 0
+    seconds: float = 0.0
+    descriptors: int = 0
+    by_agent: dict[str, list[float]] = field(default_factory=dict)
+    _transports: list[str] = field(default_factory=list)
+
+    @property
+    def transport(self) -> str:
+        """As really used: `ucx:tcp`, or several joined by `+`."""
+        return "+".join(dict.fromkeys(self._transports))
+
+    def add(self, slot: str, result: WireResult) -> None:
+        """Count one agent's part."""
+        self.bytes += result.wire_bytes
+        self.descriptors += result.descriptors
+        self._transports.append(result.transport)
+        peer = self.by_agent.setdefault(slot, [0, 0.0])
+        peer[0] += result.wire_bytes
+        peer[1] += result.wire_seconds
+
+    def peers(self) -> list[dict[str, object]]:
+        """Bytes and seconds per source, for a record."""
+        return [{"source": slot, "wire_bytes": int(n), "wire_s": round(s, 6)} for slot, (n, s) in self.by_agent.items()]
+
+
+class Reader:
+    """One receiver's transport, its staging for pulls, and its connections."""
+
+    def __init__(self, name: str, opener: Callable[[str], Transport]) -> None:
+        self._name, self._opener = name, opener
+        self._opened = 0
+        self._transport: Transport | None = None
+        self._memory: Memory | None = None
+        self._registered = 0
+        self._peers: dict[str, tuple[bytes, str]] = {}
+        self._staging: torch.Tensor | None = None
+
+    def attach(self, memory: Memory, agents: Sequence[Agent], staging_bytes: int) -> None:
+        """Be ready to read from `agents` into `memory`, and into `staging_bytes` of staging. Raises TransferError."""
+        if memory is not self._memory:
+            self._staging = None
+        if staging_bytes and (self._staging is None or self._staging.numel() < staging_bytes):
+            self._staging = memory.area(staging_bytes)
+        if memory is not self._memory or memory.nbytes != self._registered or self._transport is None:
+            self._drop_transport()
+            self._opened += 1
+            self._transport = self._opener(f"{self._name}-{self._opened}")
+            self._transport.register(memory.regions())
+            self._memory, self._registered = memory, memory.nbytes
+        for name in set(self._peers) - {agent.name for agent in agents}:
+            self._transport.disconnect(self._peers.pop(name)[1])
+        for agent in agents:
+            known = self._peers.get(agent.name)
+            if known is not None and known[0] == agent.metadata:
+                continue
+            if known is not None:
+                self._transport.disconnect(known[1])
+            self._peers[agent.name] = (agent.metadata, self._transport.connect(agent.metadata))
+
+    def run(self, plan: Plan, table: ShardTable, wire: Wire, seconds: dict[str, float], *, verify: bool) -> None:
+        """Raises TransferError, SourceLost, TransferTimeout, and DigestMismatch naming what differs."""
+        assert self._memory is not None
+        with timed(seconds, "wire"):
+            self._read(
+                table, wire, {agent: list(_exact(plan, table, agent, self._memory)) for agent in range(len(table.agents))}
+            )
+        if verify:
+            with timed(seconds, "verify"):
+                self._verify(table, plan.reads, self._memory, [int(addr) for addr in plan.reads.local_addr], plan.reads.length)
+        if len(plan.pulls):
+            assert self._staging is not None
+            base = self._staging.data_ptr()
+            for first, last in plan.batches(self._staging.numel()):
+                ends = np.cumsum(plan.pulls.nbytes[first:last])
+                offsets = ends - plan.pulls.nbytes[first:last]
+                with timed(seconds, "wire"):
+                    self._read(table, wire, _pulled(plan, table, first, last, base + offsets, self._memory))
+                if verify:
+                    with timed(seconds, "verify"):
+                        rows = _Rows(
+                            *(column[first:last] for column in (plan.pulls.shard, plan.pulls.first_block, plan.pulls.blocks))
+                        )
+                        self._verify(table, rows, self._memory, [base + int(o) for o in offsets], plan.pulls.nbytes[first:last])
+                with timed(seconds, "copy"):
+                    _copy(plan, first, last, base, offsets, self._memory)
+
+    def reset(self) -> bool:
+        """Give the transport up after an error. False when it could not be closed: then the memory it was reading into is kept for good,
+        and must not be used again."""
+        try:
+            self._drop_transport()
+        except MxError:
+            _quarantine.append(self._memory)
+            self._transport, self._memory, self._staging, self._peers = None, None, None, {}
+            return False
+        return True
+
+    def close(self) -> None:
+        """Close the transport and forget the memory."""
+        self.reset()
+        self._memory = self._staging = None
+
+    def _drop_transport(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+        self._transport, self._peers = None, {}
+
+    def _read(self, table: ShardTable, wire: Wire, work: dict[int, list[Reads]]) -> None:
+        """All reads of all agents, agents side by side; waits for all of them also when one fails."""
+        todo = {agent: reads for agent, reads in work.items() if reads}
+        if not todo:
+            return
+        start = time.perf_counter()
+        if len(todo) == 1:
+            results = [self._read_agent(table.agents[agent], reads) for agent, reads in todo.items()]
+        else:
+            with ThreadPoolExecutor(min(_AGENTS_AT_ONCE, len(todo)), thread_name_prefix="mx-read") as pool:
+                futures = [pool.submit(self._read_agent, table.agents[agent], reads) for agent, reads in todo.items()]
+            results = [future.result() for future in futures]
+        wire.seconds += time.perf_counter() - start
+        for agent, parts in zip(todo, results, strict=True):
+            for part in parts:
+                wire.add(table.agents[agent].slot, part)
+
+    def _read_agent(self, agent: Agent, reads: Iterable[Reads]) -> list[WireResult]:
+        assert self._transport is not None
+        peer = self._peers[agent.name][1]
+        timeout, stall = envs.TRANSFER_TIMEOUT.get(), envs.STALL_TIMEOUT.get()
+        return [self._transport.read(peer, part, timeout=timeout, stall_timeout=stall) for part in reads]
+
+    def _verify(self, table: ShardTable, rows: _Blocks, memory: Memory, addr: list[int], nbytes: npt.NDArray[np.int64]) -> None:
+        expected: list[npt.NDArray[np.uint64]] = []
+        blocks: list[torch.Tensor] = []
+        owner: list[int] = []
+        for row in range(len(addr)):
+            count, shard = int(rows.blocks[row]), int(rows.shard[row])
+            if not count:
+                continue
+            first = int(table.digest_offset[shard]) + int(rows.first_block[row])
+            expected.append(table.digests[first : first + count])
+            blocks += memory.bytes_at(addr[row], int(nbytes[row])).view(count, -1)
+            owner += [shard] * count
+        if not blocks:
+            return
+        wrong = differing(np.concatenate(expected), blocks)
+        if wrong:
+            shards = list(dict.fromkeys(owner[block] for block in wrong))
+            names = [f"{table.names[table.tensor[s]]} of {table.agents[table.agent[s]].slot}" for s in shards[:5]]
+            more = f" and {len(shards) - 5} more" if len(shards) > 5 else ""
+            raise DigestMismatch(
+                f"{len(wrong)} of {len(blocks)} row blocks differ from what was published ({', '.join(names)}{more}); the trainer "
+                "changed its weights while they were read (its MX_PUBLISH_WAIT_SECONDS ran out?), or the transport damaged them"
+            )
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Some rows of a plan's pulls."""
+
+    shard: npt.NDArray[np.int64]
+    first_block: npt.NDArray[np.int64]
+    blocks: npt.NDArray[np.int64]
+
+
+def _exact(plan: Plan, table: ShardTable, agent: int, memory: Memory) -> Iterable[Reads]:
+    for part in plan.reads.expanded(agent):
+        yield Reads(*part, table.agents[agent].mem, memory.mem)
+
+
+def _pulled(
+    plan: Plan, table: ShardTable, first: int, last: int, local: npt.NDArray[np.int64], memory: Memory
+) -> dict[int, list[Reads]]:
+    pulls = plan.pulls
+    work = {}
+    for agent in np.unique(pulls.agent[first:last]):
+        mine = np.flatnonzero(pulls.agent[first:last] == agent)
+        at = mine + first
+        device = np.full(len(mine), memory.device.index or 0, dtype=np.uint64)
+        work[int(agent)] = [
+            Reads(
+                pulls.remote_addr[at],
+                local[mine].astype(np.uint64),
+                pulls.nbytes[at].astype(np.uint64),
+                pulls.remote_device[at],
+                device,
+                table.agents[int(agent)].mem,
+                memory.mem,
+            )
+        ]
+    return work
+
+
+def _copy(plan: Plan, first: int, last: int, base: int, offsets: npt.NDArray[np.int64], memory: Memory) -> None:
+    """Boxes out of the pulls [first, last), which lie at `base + offsets`."""
+    copies, rows = plan.copies, plan.copies.rows_of(first, last)
+    for row in range(rows.start, rows.stop):
+        length, count = int(copies.length[row]), int(copies.count[row])
+        far, near = int(copies.remote_stride[row]), int(copies.local_stride[row])
+        source = base + int(offsets[int(copies.pull[row]) - first]) + int(copies.offset[row])
+        into = int(copies.local_addr[row])
+        _strided(memory, into, near, length, count).copy_(_strided(memory, source, far, length, count))
+
+
+def _strided(memory: Memory, addr: int, stride: int, length: int, count: int) -> torch.Tensor:
+    flat = memory.bytes_at(addr, stride * (count - 1) + length)
+    return flat.as_strided((count, length), (stride, 1))

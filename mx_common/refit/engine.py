@@ -1,0 +1,83 @@
+"""What an inference engine implements to receive versions of its weights.
+
+    class VllmRefit:                            # see mx_vllm.refit_model for the real one
+        def parameters(self): ...               # what serves now, by the engine's names
+        def capture(self, tensors): ...         # which boxes of the checkpoint's tensors go where
+        def load(self, tensors): ...            # full tensors, through the engine's own loader
+        def paused(self): ...                   # nothing is served inside
+        def installed(self, version): ...       # caches are reset, the version is reported
+
+An adapter translates; planning, reading, verifying and the order of things are `mx_common.refit`'s. Invariant the pack relies on: while
+`paused` is open nothing reads the parameters, and their addresses never change.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from mx_common import envs
+from mx_common.errors import ConfigError
+from mx_common.refit.capture import Capture
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["RefitEngine", "RefitJob", "TensorFacts"]
+
+TensorFacts = Mapping[str, "tuple[tuple[int, ...], torch.dtype]"]
+"""Checkpoint name -> global shape and dtype, as the trainer publishes them."""
+
+
+class RefitEngine(Protocol):
+    """One rank's live model."""
+
+    def parameters(self) -> Mapping[str, torch.Tensor]:
+        """Every tensor that serving reads and the checkpoint fills, by the engine's name. Storage addresses are stable."""
+
+    def capture(self, tensors: TensorFacts) -> Capture:
+        """What the engine's own loader does with these tensors, in terms of the live parameters."""
+
+    def load(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Install full tensors through the engine's own loader, in place."""
+
+    def paused(self) -> AbstractContextManager[None]:
+        """Nothing is served while it is open."""
+
+    def installed(self, version: int) -> None:
+        """A whole version is in place: forget what was cached of the old one, report this one from now on, and serve again if it had
+        to be refused."""
+
+    def refuse(self, reason: str) -> None:
+        """The weights are mixed: serve nothing from now on, and say why, until `installed` is called."""
+
+
+@dataclass(frozen=True)
+class RefitJob:
+    """Who receives what. `path`: `reshard` or `staged`. `wanted`: which checkpoint tensors to refit (None: all), by name. `server` "" is
+    `MX_SERVER_ADDRESS`, else the embedded directory."""
+
+    model_name: str
+    worker_id: str
+    path: str = "reshard"
+    rank: int = 0
+    world: int = 1
+    engine: str = ""
+    framework: str = ""
+    server: str = ""
+    wanted: Callable[[str], bool] | None = None
+    host: str = field(default_factory=socket.gethostname)
+    staging_bytes: int = field(default_factory=envs.STAGING_BYTES.get)
+    verify: bool = field(default_factory=envs.VERIFY_DIGEST.get)
+    shadow: str = field(default_factory=envs.REFIT_SHADOW.get)
+
+    def __post_init__(self) -> None:
+        if self.path not in ("reshard", "staged"):
+            raise ConfigError(
+                f"refit path {self.path!r}: use reshard (exact slices into the parameters) or staged (full tensors)"
+            )
+        if not self.model_name or not self.worker_id:
+            raise ConfigError("a refit needs a model_name, the one the trainer publishes under, and a worker_id")

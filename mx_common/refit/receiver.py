@@ -1,0 +1,220 @@
+"""Brings an engine's rank to a version of the trainer's weights: one whole version or none.
+
+    receiver = Receiver(RefitJob("org/model", worker_id, path="reshard", rank=rank, world=tp), engine, log)
+    ready = receiver.prepare(version=7)        # leased, read, every byte covered, digests equal: nothing that serves is written yet
+    ready.install()                            # when all ranks are prepared
+    receiver.update()                          # both in one, for engines of one rank; the newest version
+
+`reshard` reads exact slices into a shadow of the parameters, `staged` full tensors through bounded staging and the engine's own loader.
+Both plan with the same planner and end their wire phase in `mx_common.floor.check`. Invariant: a failure before the first write to what
+serves leaves the old version serving; a failure after it (only where there was no room to prepare aside) makes the engine refuse to
+serve until a whole version is installed.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+
+from mx_common import envs, floor
+from mx_common._timed import timed
+from mx_common.directory.embedded import resolve
+from mx_common.directory.refit_client import RefitClient
+from mx_common.errors import MxError, RefitFailed, WeightsBroken
+from mx_common.refit._landing import Layout
+from mx_common.refit._offer import Offer, offered
+from mx_common.refit._prepared import Planned, Planner
+from mx_common.refit._read import Reader, Wire
+from mx_common.refit._verify import nonfinite
+from mx_common.refit.engine import RefitEngine, RefitJob
+from mx_common.selection import Candidate, Target, get_configured_selector
+from mx_common.transport import Transport, open_transport
+
+__all__ = ["Installed", "Ready", "Receiver"]
+
+
+@dataclass(frozen=True)
+class Installed:
+    """What an update did. `seconds` by stage: wait, plan, wire, verify, land, install. `derived`: the engine's tensors that no published
+    tensor fills; `unused`: published tensors that the engine does not have; `nonfinite`: tensors with NaN or infinity."""
+
+    version: int
+    uid: str
+    path: str
+    wire_bytes: int
+    minimum_bytes: int
+    verdict: str
+    verified: bool
+    seconds: dict[str, float]
+    derived: tuple[str, ...] = ()
+    unused: tuple[str, ...] = ()
+    nonfinite: tuple[str, ...] = ()
+
+
+class Receiver:
+    """One rank. Keeps its transport, its memory and its plan from one version to the next. Not safe to use from several threads."""
+
+    def __init__(
+        self,
+        job: RefitJob,
+        engine: RefitEngine,
+        log: logging.Logger | None = None,
+        *,
+        opener: Callable[[str], Transport] = open_transport,
+    ) -> None:
+        self.job, self.engine = job, engine
+        self.serving: int | None = None
+        self.broken = ""
+        self._log = log or logging.getLogger(__name__)
+        self._client = RefitClient(resolve(job.server or None))
+        self._planner = Planner(job, engine)
+        self._reader = Reader(job.worker_id, opener)
+
+    def update(self, version: int | None = None, timeout: float | None = None) -> Installed:
+        """Prepare and install `version` (None: the newest). Raises RefitFailed, saying what serves now."""
+        return self.prepare(version, timeout).install()
+
+    def prepare(self, version: int | None = None, timeout: float | None = None) -> Ready:
+        """Everything but the last write. Waits at most `timeout` seconds (`MX_REFIT_WAIT_SECONDS`) for the version to be READY.
+
+        Raises RefitFailed; WeightsBroken when there was no room to prepare aside and reading failed half-way."""
+        seconds: dict[str, float] = {}
+        limit = envs.REFIT_WAIT_SECONDS.get() if timeout is None else timeout
+        wanted = "the newest version" if version is None else f"version {version}"
+        writing = False
+        try:
+            with ExitStack() as stack:
+                with timed(seconds, "wait"):
+                    offer = stack.enter_context(offered(self._client, self.job, version, limit))
+                with timed(seconds, "plan"):
+                    planned = self._planner.plan(offer.table, partial(_preference, offer, self.job))
+                    self._reader.attach(
+                        planned.layout.memory, offer.table.agents, planned.pull_staging(self.job.staging_bytes // 2)
+                    )
+                if planned.layout.writes_live:
+                    stack.enter_context(self.engine.paused())
+                    writing = True
+                wire = Wire()
+                strange: list[str] = []
+                for number, plan in enumerate(planned.plans):
+                    landing = planned.layout.rounds[number]
+                    self._reader.run(plan, offer.table, wire, seconds, verify=self.job.verify)
+                    with timed(seconds, "check"):
+                        strange += nonfinite(landing.tensors)
+                    with timed(seconds, "land"):
+                        landing.landed()
+                offer.check()
+                verdict = floor.check(self._transfer(offer, planned, wire, seconds), self._log)
+        except MxError as error:
+            raise self._failed(wanted, error, writing) from error
+        except Exception as error:  # whatever a trainer's records, its bytes and the engine's loader provoke
+            self._log.debug("unexpected error in a refit", exc_info=True)
+            raise self._failed(wanted, error, writing) from error
+        if strange:
+            self._log.warning("version %d of %s has NaN or infinity in %s", offer.number, self.job.model_name, _some(strange))
+        layout = planned.layout
+        done = Installed(
+            offer.number,
+            offer.uid,
+            self.job.path,
+            wire.bytes,
+            planned.minimum_bytes,
+            verdict.kind,
+            self.job.verify and planned.digested,
+            seconds,
+            layout.derived,
+            layout.unused,
+            tuple(strange),
+        )
+        return Ready(self, layout, done)
+
+    def close(self) -> None:
+        """Give the transport and the memory back."""
+        self._reader.close()
+        self._client.close()
+
+    def __enter__(self) -> Receiver:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _transfer(self, offer: Offer, planned: Planned, wire: Wire, seconds: dict[str, float]) -> floor.WireTransfer:
+        job = self.job
+        context = {
+            "engine": job.engine,
+            "framework": job.framework,
+            "model": job.model_name,
+            "version": offer.number,
+            "rank": job.rank,
+            "world": job.world,
+            "host": job.host,
+            "step": offer.number,
+            "descriptors": wire.descriptors,
+            "transport": wire.transport,
+            "policy": get_configured_selector().name,
+            "peers": wire.peers(),
+            "worker_id": job.worker_id,
+            "verified": job.verify and planned.digested,
+            "minimum_bytes": planned.minimum_bytes,
+            "choice": planned.choice,
+            "fallback": False,
+            "stages_s": {stage: round(taken, 6) for stage, taken in seconds.items()},
+        }
+        return floor.WireTransfer(job.path, wire.bytes, wire.seconds, context)
+
+    def _failed(self, wanted: str, error: Exception, writing: bool) -> RefitFailed:
+        if not self._reader.reset():
+            self._planner.forget()
+        reason = f"{wanted} of {self.job.model_name} was not installed: {type(error).__name__}: {error}"
+        if not writing:
+            now = "the weights it was started with" if self.serving is None else f"version {self.serving}"
+            return RefitFailed(f"{reason}; {now} still serve")
+        self.broken = reason
+        self.engine.refuse(reason)
+        return WeightsBroken(f"{reason}; its weights are mixed, so it serves nothing until a whole version is installed")
+
+
+@dataclass
+class Ready:
+    """A version that lies beside what serves, whole and verified."""
+
+    _receiver: Receiver = field(repr=False)
+    _layout: Layout = field(repr=False)
+    facts: Installed
+
+    def install(self) -> Installed:
+        """Write it. Raises WeightsBroken when the engine's own loader fails half-way."""
+        receiver, done = self._receiver, self.facts
+        try:
+            with timed(done.seconds, "install"), receiver.engine.paused():
+                self._layout.install()
+                receiver.engine.installed(done.version)
+        except Exception as error:  # an engine's loader raises what it likes, and some of its writes are done
+            raise receiver._failed(f"version {done.version}", error, True) from error
+        receiver.serving, receiver.broken = done.version, ""
+        receiver._log.info(
+            "version %d of %s serves: %.1f MB over the wire (%.2f x what this rank needs), %s",
+            done.version,
+            receiver.job.model_name,
+            done.wire_bytes / 1e6,
+            done.wire_bytes / max(1, done.minimum_bytes),
+            ", ".join(f"{stage} {taken:.3f} s" for stage, taken in done.seconds.items()),
+        )
+        return done
+
+
+def _preference(offer: Offer, job: RefitJob) -> list[int]:
+    """Agents in the order in which the configured selector would read from them."""
+    candidates = [Candidate(offer.uid, agent.name, job.rank, job.model_name) for agent in offer.table.agents]
+    ordered = get_configured_selector().order(candidates, Target(job.model_name, job.worker_id, job.rank))
+    place = {candidate.worker_id: at for at, candidate in enumerate(ordered)}
+    return [place[agent.name] for agent in offer.table.agents]
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return ", ".join(names[:5]) + more

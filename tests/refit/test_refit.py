@@ -1,0 +1,378 @@
+"""A trainer's version reaches an engine whole, or not at all."""
+
+from __future__ import annotations
+
+import threading
+
+import psutil
+import pytest
+import torch
+
+from mx_common.errors import RefitFailed, WeightsBroken
+from mx_common.refit.held import Held
+from tests.support.refit_toy import ToyEngine, checkpoint, expected
+
+PATHS = pytest.mark.parametrize("path", ["reshard", "staged"])
+COLUMNS = pytest.mark.parametrize("columns", ["", "o|down", "q|embed|down"])
+
+
+def holds(engine, seed, dtype=torch.bfloat16, source=None):
+    """Whether `engine` has exactly what its own loader would have made of the version."""
+    wanted = expected(seed, engine.rank, engine.world, dtype, source)
+    return all(torch.equal(engine.parameters()[name], tensor) for name, tensor in wanted.items())
+
+
+def matching(columns):
+    return lambda name: name.rpartition(".")[2] in columns.split("|")
+
+
+@PATHS
+@COLUMNS
+@pytest.mark.parametrize(("trainers", "world"), [(1, 1), (2, 1), (2, 2), (3, 2)])
+def test_every_version_arrives_as_the_engines_own_loader_would_have_made_it(trainer, receive, path, columns, trainers, world):
+    source = trainer(trainers, columns=matching(columns))
+    ranks = [receive(path, rank, world) for rank in range(world)]
+    for version in (1, 2, 3):
+        source.before_update()
+        source.publish(version)
+        for engine, receiver in ranks:
+            done = receiver.update()
+            assert (done.version, engine.serving, receiver.serving) == (version, version, version)
+            assert done.verified
+            assert holds(engine, version)
+
+
+@PATHS
+def test_weights_of_another_dtype_are_cast_as_the_loader_casts_them(trainer, receive, path):
+    trainer(2, dtype=torch.float32).publish(1)
+    engine, receiver = receive(path)
+    receiver.update()
+    assert holds(engine, 1, source=torch.float32)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@PATHS
+def test_staging_that_holds_a_part_of_the_model_at_a_time_is_enough(trainer, receive, path, dtype):
+    trainer(2, dtype=dtype, columns=matching("o|down")).publish(1)
+    engine, receiver = receive(path, staging_bytes=250_000)
+    receiver.update()
+    assert holds(engine, 1, source=dtype)
+
+
+def test_a_tensor_that_staging_cannot_hold_is_refused_with_the_bytes_it_takes(trainer, receive):
+    trainer(1).publish(1)
+    _, receiver = receive("staged", staging_bytes=20_000)
+    with pytest.raises(RefitFailed, match=r"embed needs 12288 bytes of staging .* raise MX_STAGING_BYTES to 24576"):
+        receiver.update()
+
+
+@PATHS
+def test_live_parameters_keep_their_addresses(trainer, receive, path):
+    source = trainer(2)
+    engine, receiver = receive(path)
+    before = {name: tensor.data_ptr() for name, tensor in engine.parameters().items()}
+    for version in (1, 2):
+        source.before_update()
+        source.publish(version)
+        receiver.update()
+    assert {name: tensor.data_ptr() for name, tensor in engine.parameters().items()} == before
+
+
+@PATHS
+def test_both_paths_write_records_of_one_schema_with_every_source(trainer, receive, records, path, monkeypatch):
+    monkeypatch.setenv("MX_FLOOR_MIN_BYTES", "0")
+    trainer(2).publish(4)
+    receive(path)[1].update()
+    (record,) = records()
+    assert (record["schema"], record["path"], record["version"], record["verdict"]) == ("refit-throughput-v1", path, 4, "ok")
+    assert (record["engine"], record["framework"], record["rank"], record["step"]) == ("toy", "toy", 0, 4)
+    assert {peer["source"] for peer in record["peers"]} == {"rank0", "rank1"}
+    assert sum(peer["wire_bytes"] for peer in record["peers"]) == record["wire_bytes"] >= record["minimum_bytes"]
+    assert sum(record["choice"].values()) == record["wire_bytes"]
+
+
+def test_prepared_is_not_installed(trainer, receive):
+    trainer(2).publish(1)
+    engine, receiver = receive()
+    ready = receiver.prepare()
+    assert engine.serving is None
+    assert not any(tensor.any() for tensor in engine.parameters().values())
+    ready.install()
+    assert holds(engine, 1)
+
+
+def test_a_rank_that_never_publishes_is_named(trainer, receive):
+    trainer(3).publish(1, ranks=[0, 2])
+    engine, receiver = receive()
+    with pytest.raises(RefitFailed, match=r"rank1(?s:.)*the weights it was started with still serve"):
+        receiver.update(1, timeout=0.5)
+    assert engine.serving is None
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda h: Held(h.name, (h.shape[0] + 1, *h.shape[1:]), h.start, h.tensor), "shape|rows|cover"),
+        (lambda h: Held(h.name, h.shape, h.start, h.tensor.to(torch.float32)), "float32"),
+        (lambda h: Held(h.name, h.shape, (h.start[0] - 16, *h.start[1:]), h.tensor), "overlap|nobody holds"),
+    ],
+    ids=["shape", "dtype", "overlap and gap"],
+)
+def test_ranks_that_disagree_are_refused_and_the_tensor_is_named(trainer, receive, change, said):
+    source = trainer(2)
+    source.publish(1, change=lambda rank, held: [change(h) if rank and h.name == "layers.1.k" else h for h in held])
+    engine, receiver = receive()
+    with pytest.raises(RefitFailed, match=rf"layers\.1\.k(?s:.)*({said})|({said})(?s:.)*layers\.1\.k"):
+        receiver.update()
+    assert engine.serving is None
+
+
+def test_a_gap_is_refused_and_named(trainer, receive):
+    trainer(2).publish(1, change=lambda rank, held: [h for h in held if not (rank and h.name == "layers.0.up")])
+    with pytest.raises(RefitFailed, match=r"layers\.0\.up"):
+        receive()[1].update()
+
+
+@PATHS
+def test_an_optimizer_that_steps_while_it_is_read_costs_the_version_and_not_the_engine(trainer, receive, path):
+    source = trainer(2)
+    source.publish(1)
+    steps = []
+
+    def step(done):
+        if receiver.serving == 1 and not steps:
+            steps.append(done)
+            for rank in range(2):
+                source.held(99, rank)  # overwrites in place
+
+    engine, receiver = receive(path, fault=step)
+    receiver.update()
+    source.before_update()
+    source.publish(2)
+    with pytest.raises(RefitFailed, match=r"DigestMismatch(?s:.)*version 1 still serve"):
+        receiver.update()
+    assert holds(engine, 1)
+    assert engine.serving == 1
+    source.publish(3)
+    receiver.update()
+    assert holds(engine, 3)
+
+
+@PATHS
+def test_a_version_that_is_deleted_while_it_is_read_is_still_whole(trainer, receive, path):
+    source = trainer(2)
+    source.publish(1)
+    asked, released = threading.Lock(), []
+
+    def delete(done):
+        if asked.acquire(blocking=False):  # once, whichever of the sources is read first
+            released.append(source.ranks[0].before_update())
+
+    engine, receiver = receive(path, fault=delete)
+    receiver.update()
+    assert released == [False], "the publisher waited for the reader, in vain within its bound"
+    assert holds(engine, 1)
+
+
+def test_a_transport_that_fails_mid_read_leaves_the_old_version(trainer, receive):
+    source = trainer(2)
+    source.publish(1)
+
+    def fail(done):
+        if receiver.serving == 1 and failing:
+            raise RuntimeError("the link broke")
+
+    failing = [True]
+    engine, receiver = receive(fault=fail)
+    receiver.update()
+    source.before_update()
+    source.publish(2)
+    with pytest.raises(RefitFailed, match="the link broke"):
+        receiver.update()
+    assert holds(engine, 1)
+    failing.clear()
+    receiver.update()
+    assert holds(engine, 2)
+
+
+def test_a_receiver_that_restarts_between_versions_catches_up(trainer, receive):
+    source = trainer(2)
+    source.publish(1)
+    engine, receiver = receive()
+    receiver.update()
+    receiver.close()
+    source.before_update()
+    source.publish(2)
+    _, again = receive(engine=engine)
+    again.update()
+    assert holds(engine, 2)
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_a_trainer_that_restarts_elsewhere_or_with_another_layout_is_followed(trainer, receive, world):
+    first = trainer(2)
+    first.publish(7)
+    engine, receiver = receive()
+    receiver.update()
+    first.close()
+    second = trainer(world, run="run-2", columns=matching("" if world == 2 else "o|down"))
+    second.publish(3, seed=33)
+    assert receiver.update().version == 3, "the newer run counts, not the higher number of the old one"
+    assert holds(engine, 33)
+    assert engine.captures == 1 if world == 2 else 2
+
+
+def test_the_newest_version_is_the_highest_number_whatever_came_last(trainer, receive):
+    source = trainer(1, mode="snapshot")
+    source.publish(5)
+    engine, receiver = receive()
+    receiver.update()
+    late = trainer(1, mode="snapshot")
+    late.publish(4)
+    assert receiver.update().version == 5 or receiver.serving == 5
+    assert holds(engine, 5)
+
+
+def test_a_parameter_that_no_published_tensor_fills_is_named_as_derived(trainer, receive):
+    trainer(1).publish(1)
+    _, receiver = receive(engine=ToyEngine(extra=True))
+    assert set(receiver.update().derived) == {"rotary", "adapter"}
+
+
+def test_a_parameter_that_is_filled_in_part_is_refused(trainer, receive):
+    trainer(1).publish(1, change=lambda rank, held: [h for h in held if h.name != "layers.0.k"])
+    engine, receiver = receive()
+    with pytest.raises(RefitFailed, match=r"fill only part of layers\.0\.qkv"):
+        receiver.update()
+    assert engine.serving is None
+
+
+def test_a_tensor_that_the_engine_does_not_have_is_named_as_unused(trainer, receive):
+    extra = Held("value_head", (4, 4), (0, 0), torch.ones(4, 4, dtype=torch.bfloat16))
+    trainer(1).publish(1, change=lambda rank, held: [*held, extra])
+    assert receive()[1].update().unused == ("value_head",)
+
+
+@PATHS
+def test_nan_is_installed_and_reported(trainer, receive, path, caplog):
+    def spoil(rank, held):
+        next(h for h in held if h.name == "norm").tensor[0] = float("nan")
+        return held
+
+    trainer(1).publish(1, change=spoil)
+    engine, receiver = receive(path)
+    assert receiver.update().nonfinite == ("norm",)
+    assert engine.parameters()["norm"].isnan().any()
+    assert "NaN or infinity in norm" in caplog.text
+
+
+@PATHS
+def test_a_partial_refit_leaves_the_rest_as_it_serves(trainer, receive, path):
+    source = trainer(2)
+    source.publish(1)
+    engine, receiver = receive(path)
+    receiver.update()
+    source.before_update()
+    source.publish(2)
+    _, partial = receive(path, engine=engine, wanted=lambda name: ".k" in name or name == "norm")
+    done = partial.update()
+    wanted = {name: (2 if ".k" in name or name == "norm" else 1) for name in checkpoint(1)}
+    mixed = ToyEngine()
+    mixed.load((name, checkpoint(seed)[name]) for name, seed in wanted.items())
+    assert all(torch.equal(engine.parameters()[name], tensor) for name, tensor in mixed.parameters().items())
+    assert done.wire_bytes == sum(checkpoint(1)[name].nbytes for name, seed in wanted.items() if seed == 2)
+
+
+def test_a_loader_that_fails_half_way_makes_the_engine_refuse_until_a_version_is_whole(trainer, receive):
+    trainer(1).publish(1)
+    engine, receiver = receive("staged", engine=ToyEngine(lost="layers.1.up"))
+    with pytest.raises(WeightsBroken, match=r"fails on layers\.1\.up(?s:.)*serves nothing"):
+        receiver.update()
+    assert "layers.1.up" in engine.refused
+    engine.lost = ""
+    receiver.update()
+    assert (engine.refused, engine.serving, receiver.broken) == ("", 1, "")
+
+
+def test_without_room_for_a_shadow_a_failed_read_makes_the_engine_refuse(trainer, receive):
+    source = trainer(2)
+    source.publish(1)
+    broken = [True]
+
+    def fail(done):
+        if broken and done > 10_000:
+            raise RuntimeError("the link broke")
+
+    engine, receiver = receive(fault=fail, shadow="never")
+    with pytest.raises(WeightsBroken, match="the link broke"):
+        receiver.update()
+    assert engine.refused
+    broken.clear()
+    receiver.update()
+    assert holds(engine, 1)
+    assert not engine.refused
+
+
+@PATHS
+def test_a_rate_above_the_ceiling_installs_nothing(trainer, receive, path, monkeypatch):
+    monkeypatch.setenv("MX_RESHARD_MAX_GBPS", "0.000001")
+    trainer(1).publish(1)
+    engine, receiver = receive(path)
+    with pytest.raises(RefitFailed, match="ImpossibleThroughput"):
+        receiver.update()
+    assert engine.serving is None
+    assert not any(tensor.any() for tensor in engine.parameters().values())
+
+
+def test_a_snapshot_is_not_touched_by_the_optimizer(trainer, receive):
+    source = trainer(2, mode="snapshot")
+    source.publish(1)
+    for rank in range(2):
+        source.held(2, rank)
+    engine, receiver = receive()
+    receiver.update()
+    assert holds(engine, 1)
+
+
+def test_published_without_digests_is_used_and_said_to_be_unverified(trainer, receive, monkeypatch):
+    monkeypatch.setenv("MX_VERIFY_DIGEST", "0")
+    trainer(2).publish(1)
+    monkeypatch.delenv("MX_VERIFY_DIGEST")
+    engine, receiver = receive()
+    assert receiver.update().verified is False
+    assert holds(engine, 1)
+
+
+def test_the_plan_is_kept_while_nothing_moves(trainer, receive):
+    source = trainer(2)
+    engine, receiver = receive()
+    plans = []
+    for version in (1, 2, 3):
+        source.before_update()
+        source.publish(version)
+        receiver.update()
+        plans.append(receiver._planner._plans)
+    assert plans[0] is plans[1] is plans[2]
+    assert engine.captures == 1
+
+
+@PATHS
+def test_a_hundred_versions_leave_no_memory_descriptors_or_threads_behind(trainer, receive, path):
+    source = trainer(2)
+    engine, receiver = receive(path)
+    process = psutil.Process()
+
+    def rounds(first, last):
+        for version in range(first, last):
+            source.before_update()
+            source.publish(version)
+            receiver.update()
+
+    rounds(1, 30)
+    before = process.num_fds(), threading.active_count(), process.memory_info().rss
+    rounds(30, 130)
+    after = process.num_fds(), threading.active_count(), process.memory_info().rss
+    assert holds(engine, 129)
+    assert after[0] <= before[0] + 2
+    assert after[1] <= before[1] + 2
+    assert after[2] <= before[2] + 20 * (1 << 20)
