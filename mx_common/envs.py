@@ -12,267 +12,71 @@ observe (weights, bounds of the floor, topology) fall back to their default with
 
 from __future__ import annotations
 
-import logging
 import os
 import tempfile
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, Literal, TypeVar
 
-from mx_common import _env_parsers
-from mx_common.errors import ConfigError
+from mx_common._env_rows import Rows, Setting, Var
 
 __all__ = ["TABLE", "Setting", "Var", "runtime_dir", "set_default", "unknown_names"]
 
-log = logging.getLogger(__name__)
-
-T = TypeVar("T")
-
-_warned: set[tuple[str, str]] = set()
-
-
-@dataclass(frozen=True)
-class Setting(Generic[T]):
-    """What one variable says now: the value in force, where it comes from, and what is wrong with the text if anything."""
-
-    name: str
-    raw: str | None
-    value: T
-    origin: Literal["default", "environment"]
-    problem: str = ""
-
-
-class Var(Generic[T]):
-    """One row of the table: name, type, default, allowed range, meaning in one line."""
-
-    def __init__(
-        self,
-        name: str,
-        *,
-        kind: str,
-        default: T,
-        parse: Callable[[str], T],
-        meaning: str,
-        group: str,
-        allowed: str = "",
-        strict: bool = True,
-        shown_default: str | None = None,
-    ) -> None:
-        self.name = name
-        self.kind = kind
-        self.default = default
-        self.meaning = meaning
-        self.group = group
-        self.allowed = allowed
-        self.strict = strict
-        self.shown_default = str(default) if shown_default is None else shown_default
-        self._parse = parse
-
-    def read(self, environ: Mapping[str, str] | None = None) -> Setting[T]:
-        """The setting as it stands, never raising: `problem` says why a text is not used. Empty text counts as unset."""
-        raw = (os.environ if environ is None else environ).get(self.name)
-        if raw is None or not raw.strip():
-            return Setting(self.name, raw, self.default, "default")
-        try:
-            raw.encode("utf-8")
-        except UnicodeEncodeError:
-            return Setting(self.name, raw, self.default, "default", "is not valid UTF-8")
-        try:
-            return Setting(self.name, raw, self._parse(raw.strip()), "environment")
-        except ValueError as error:
-            return Setting(self.name, raw, self.default, "default", str(error) or "cannot be parsed")
-
-    def get(self) -> T:
-        """The value in force. Raises `ConfigError` for a bad text of a strict setting; warns once for the others."""
-        setting = self.read()
-        if setting.problem:
-            shown = ascii(setting.raw)
-            if self.strict:
-                wanted = f"; allowed: {self.allowed}" if self.allowed else f"; expected {self.kind}"
-                raise ConfigError(f"{self.name}={shown} {setting.problem}{wanted} (default {self.shown_default})")
-            key = (self.name, shown)
-            if key not in _warned:
-                _warned.add(key)
-                log.warning("%s=%s %s; using %s", self.name, shown, setting.problem, self.shown_default)
-        return setting.value
-
-    def is_set(self) -> bool:
-        """Whether the operator gave this variable a usable value."""
-        return self.read().origin == "environment"
-
-
-TABLE: dict[str, Var[object]] = {}
-
-
-def _add(var: Var[T]) -> Var[T]:
-    TABLE[var.name] = var  # type: ignore[assignment]
-    return var
-
-
-def _text(name: str, default: str, meaning: str, group: str, *, strict: bool = False, shown_default: str = "") -> Var[str]:
-    return _add(
-        Var(
-            name,
-            kind="text",
-            default=default,
-            parse=str,
-            meaning=meaning,
-            group=group,
-            strict=strict,
-            shown_default=shown_default or default or "(unset)",
-        )
-    )
-
-
-def _address(name: str, default: str, meaning: str, *, shown_default: str = "") -> Var[str]:
-    return _add(
-        Var(
-            name,
-            kind="address",
-            default=default,
-            parse=_env_parsers.address,
-            meaning=meaning,
-            group="Directory",
-            allowed="host:port",
-            shown_default=shown_default or default,
-        )
-    )
-
-
-def _choice(name: str, choices: tuple[str, ...], meaning: str, group: str) -> Var[str]:
-    parse, allowed = _env_parsers.choice(choices), ", ".join(choices)
-    return _add(Var(name, kind="choice", default=choices[0], parse=parse, meaning=meaning, group=group, allowed=allowed))
-
-
-def _flag(name: str, default: bool, meaning: str, group: str) -> Var[bool]:
-    return _add(
-        Var(
-            name,
-            kind="flag",
-            default=default,
-            parse=_env_parsers.flag,
-            meaning=meaning,
-            group=group,
-            allowed="1 or 0",
-            shown_default="1" if default else "0",
-        )
-    )
-
-
-def _number(
-    name: str,
-    default: float,
-    meaning: str,
-    group: str,
-    *,
-    low: float = 0.0,
-    above: bool = False,
-    strict: bool = True,
-    clamp: bool = False,
-) -> Var[float]:
-    allowed = f"{'>' if above else '>='} {low:g}, finite"
-    return _add(
-        Var(
-            name,
-            kind="number",
-            default=float(default),
-            parse=_env_parsers.number(low, above=above, clamp=clamp),
-            meaning=meaning,
-            group=group,
-            allowed=f"{allowed}; smaller is {low:g}" if clamp else allowed,
-            strict=strict,
-            shown_default=f"{default:g}",
-        )
-    )
-
-
-def _integer(
-    name: str, default: int, meaning: str, group: str, *, low: int = 0, high: int | None = None, strict: bool = True
-) -> Var[int]:
-    return _add(
-        Var(
-            name,
-            kind="integer",
-            default=default,
-            parse=_env_parsers.integer(low, high),
-            meaning=meaning,
-            group=group,
-            allowed=f">= {low}" if high is None else f"{low} to {high}",
-            strict=strict,
-        )
-    )
-
-
-def _floor_bound(name: str, meaning: str, *, auto: bool) -> Var[float | Literal["auto"]]:
-    off: float | Literal["auto"] = 0.0
-    return _add(
-        Var(
-            name,
-            kind="number or auto" if auto else "number",
-            default=off,
-            parse=_env_parsers.floor_bound(auto),
-            meaning=meaning,
-            group="Floor",
-            allowed=">= 0, finite" + (", or auto" if auto else ""),
-            strict=False,
-            shown_default="0 (off)",
-        )
-    )
-
+_rows = Rows(os.environ)
+TABLE = _rows.table
 
 # Directory -----------------------------------------------------------------------------------------------------------
-SERVER_ADDRESS = _address(
+SERVER_ADDRESS = _rows.address(
     "MX_SERVER_ADDRESS",
     "",
     "the directory; unset: the pack hosts one itself on this machine",
     shown_default="(unset: embedded)",
 )
-EMBEDDED_ADDRESS = _address("MX_EMBEDDED_ADDRESS", "127.0.0.1:8001", "where the embedded directory binds and is looked for")
-RPC_TIMEOUT = _number("MX_RPC_TIMEOUT", 10, "seconds one call may take, retries included", "Directory", above=True)
-HEARTBEAT_SECONDS = _number(
+EMBEDDED_ADDRESS = _rows.address(
+    "MX_EMBEDDED_ADDRESS", "127.0.0.1:8001", "where the embedded directory binds and is looked for"
+)
+RPC_TIMEOUT = _rows.number("MX_RPC_TIMEOUT", 10, "seconds one call may take, retries included", "Directory", above=True)
+HEARTBEAT_SECONDS = _rows.number(
     "MX_HEARTBEAT_SECONDS",
     30,
     "seconds between two heartbeats of a source; at most half of MX_STALE_SECONDS",
     "Directory",
     above=True,
 )
-STALE_SECONDS = _number(
+STALE_SECONDS = _rows.number(
     "MX_STALE_SECONDS",
     90,
     "seconds of silence after which the directory calls a source STALE; read by the directory",
     "Directory",
     above=True,
 )
-REMOVE_SECONDS = _number(
+REMOVE_SECONDS = _rows.number(
     "MX_REMOVE_SECONDS",
     600,
     "seconds of silence after which the directory forgets a source; read by the directory",
     "Directory",
     above=True,
 )
-VERSION_STAGING_SECONDS = _number(
+VERSION_STAGING_SECONDS = _rows.number(
     "MX_VERSION_STAGING_SECONDS",
     600,
     "seconds a version of trained weights may wait for its shards before it is dropped; read by the directory",
     "Directory",
     above=True,
 )
-ADVERTISE_HOST = _text(
+ADVERTISE_HOST = _rows.text(
     "MX_ADVERTISE_HOST",
     "",
     "host or address under which other nodes reach this worker",
     "Directory",
     shown_default="(unset: the address that routes to the directory)",
 )
-WORKER_PORT = _integer(
+WORKER_PORT = _rows.integer(
     "MX_WORKER_PORT",
     0,
     "first port of the per-worker control service, plus the rank; 0: any free port",
     "Directory",
     high=65535,
 )
-RUNTIME_DIR = _text(
+RUNTIME_DIR = _rows.text(
     "MX_RUNTIME_DIR",
     "",
     "directory for small host-local files (serving load)",
@@ -281,11 +85,11 @@ RUNTIME_DIR = _text(
 )
 
 # Selection -----------------------------------------------------------------------------------------------------------
-SOURCE_SELECTOR = _text("MX_P2P_SOURCE_SELECTOR", "random", "policy that orders the sources", "Selection")
-LOAD_WEIGHT = _number(
+SOURCE_SELECTOR = _rows.text("MX_P2P_SOURCE_SELECTOR", "random", "policy that orders the sources", "Selection")
+LOAD_WEIGHT = _rows.number(
     "MX_P2P_LOAD_WEIGHT", 1.0, "weight of a source's load in load_aware", "Selection", strict=False, clamp=True
 )
-TOPOLOGY_LOAD_WEIGHT = _number(
+TOPOLOGY_LOAD_WEIGHT = _rows.number(
     "MX_P2P_TOPOLOGY_LOAD_WEIGHT",
     0.0,
     "weight of the load in topology_aware; unset: MX_P2P_LOAD_WEIGHT if that is set, else 0",
@@ -293,75 +97,81 @@ TOPOLOGY_LOAD_WEIGHT = _number(
     strict=False,
     clamp=True,
 )
-TOPOLOGY_LEVELS = _text(
+TOPOLOGY_LEVELS = _rows.text(
     "MX_P2P_TOPOLOGY_LEVELS",
     "region,zone,datacenter,block,rack,host,numa",
     "topology levels, broad to narrow",
     "Selection",
 )
-TOPOLOGY = _text("MX_P2P_TOPOLOGY", "", "where this node is: a JSON object, level to value", "Selection")
-TOPOLOGY_MOUNT_PATH = _text(
+TOPOLOGY = _rows.text("MX_P2P_TOPOLOGY", "", "where this node is: a JSON object, level to value", "Selection")
+TOPOLOGY_MOUNT_PATH = _rows.text(
     "DYN_TOPOLOGY_MOUNT_PATH",
     "/etc/dynamo/topology",
     "directory with one file a level, when MX_P2P_TOPOLOGY is unset",
     "Selection",
 )
-MAX_SOURCES = _integer("MX_P2P_MAX_SOURCES", 3, "sources tried before falling back", "Selection", low=1)
-FRESH_SECONDS = _number(
+MAX_SOURCES = _rows.integer("MX_P2P_MAX_SOURCES", 3, "sources tried before falling back", "Selection", low=1)
+FRESH_SECONDS = _rows.number(
     "MX_P2P_FRESH_SECONDS", 90, "a record older than this, by the directory's clock, is not used", "Selection", above=True
 )
 
 # Source load ---------------------------------------------------------------------------------------------------------
-RUNTIME_METRICS_URL = _text(
+RUNTIME_METRICS_URL = _rows.text(
     "MX_P2P_RUNTIME_METRICS_URL", "", "the engine's Prometheus page, read for its load at each heartbeat", "Source load"
 )
-MAX_READERS = _integer("MX_SOURCE_MAX_READERS", 8, "open read leases at which a source counts as full", "Source load", low=1)
+MAX_READERS = _rows.integer(
+    "MX_SOURCE_MAX_READERS", 8, "open read leases at which a source counts as full", "Source load", low=1
+)
 
 # Transfer ------------------------------------------------------------------------------------------------------------
-TRANSFER_TIMEOUT = _number(
+TRANSFER_TIMEOUT = _rows.number(
     "MX_TRANSFER_TIMEOUT", 300, "seconds one source may take for the whole transfer", "Transfer", above=True
 )
-STALL_TIMEOUT = _number(
+STALL_TIMEOUT = _rows.number(
     "MX_TRANSFER_STALL_TIMEOUT", 30, "seconds a transfer may go without one byte of progress", "Transfer", above=True
 )
-LEASE_SECONDS = _number(
+LEASE_SECONDS = _rows.number(
     "MX_LEASE_SECONDS", 60, "seconds a read lease lives without renewal; readers renew at a third", "Transfer", above=True
 )
-NIXL_BACKEND = _text("MX_NIXL_BACKEND", "UCX", "NIXL backend that moves the bytes", "Transfer", strict=True)
+NIXL_BACKEND = _rows.text("MX_NIXL_BACKEND", "UCX", "NIXL backend that moves the bytes", "Transfer", strict=True)
 
 # Load ----------------------------------------------------------------------------------------------------------------
-VERIFY_DIGEST = _flag("MX_VERIFY_DIGEST", True, "compare every tensor's digest with the source's", "Load")
-LOAD_FALLBACK = _choice(
+VERIFY_DIGEST = _rows.flag("MX_VERIFY_DIGEST", True, "compare every tensor's digest with the source's", "Load")
+LOAD_FALLBACK = _rows.choice(
     "MX_LOAD_FALLBACK", ("storage", "none"), "what follows when no source works: read from storage, or stop", "Load"
 )
-MODEL_NAME = _text(
+MODEL_NAME = _rows.text(
     "MX_MODEL_NAME",
     "",
     "name under which weights are shared, when replicas give different paths for the same weights",
     "Load",
     shown_default="(unset: the model as the engine was given it)",
 )
-MODEL_REVISION = _text(
+MODEL_REVISION = _rows.text(
     "MX_MODEL_REVISION", "", "revision that is part of the identity", "Load", shown_default="(unset: the engine's revision)"
 )
 
 # Refit ---------------------------------------------------------------------------------------------------------------
-PUBLISH_MODE = _choice(
+PUBLISH_MODE = _rows.choice(
     "MX_PUBLISH_MODE",
     ("in_place", "snapshot"),
     "a trainer publishes its weights where they lie, or a copy of them that the optimizer does not touch",
     "Refit",
 )
-PUBLISH_WAIT_SECONDS = _number(
+PUBLISH_WAIT_SECONDS = _rows.number(
     "MX_PUBLISH_WAIT_SECONDS", 60, "seconds a trainer waits for readers of a version before it overwrites it", "Refit"
 )
-REFIT_WAIT_SECONDS = _number(
+REFIT_WAIT_SECONDS = _rows.number(
     "MX_REFIT_WAIT_SECONDS", 60, "seconds an engine waits for the version it was asked for to become READY", "Refit", above=True
 )
-STAGING_BYTES = _integer(
-    "MX_STAGING_BYTES", 1 << 30, "most bytes an engine stages at once while it installs full tensors or casts", "Refit", low=1 << 20
+STAGING_BYTES = _rows.integer(
+    "MX_STAGING_BYTES",
+    1 << 30,
+    "most bytes an engine stages at once while it installs full tensors or casts",
+    "Refit",
+    low=1 << 20,
 )
-REFIT_SHADOW = _choice(
+REFIT_SHADOW = _rows.choice(
     "MX_REFIT_SHADOW",
     ("auto", "always", "never"),
     "whether new weights arrive beside the old ones: never, then serving pauses while they arrive, and stays paused if they do not",
@@ -369,20 +179,22 @@ REFIT_SHADOW = _choice(
 )
 
 # Floor ---------------------------------------------------------------------------------------------------------------
-MIN_GBPS = _floor_bound("MX_RESHARD_MIN_GBPS", "floor of a rank's wire rate, Gbit/s; auto: a fraction of the link", auto=True)
-MAX_GBPS = _floor_bound(
+MIN_GBPS = _rows.floor_bound(
+    "MX_RESHARD_MIN_GBPS", "floor of a rank's wire rate, Gbit/s; auto: a fraction of the link", auto=True
+)
+MAX_GBPS = _rows.floor_bound(
     "MX_RESHARD_MAX_GBPS", "ceiling of a rank's wire rate, Gbit/s; above it nothing is installed", auto=False
 )
-FLOOR_AUTO_FRACTION = _number(
+FLOOR_AUTO_FRACTION = _rows.number(
     "MX_FLOOR_AUTO_FRACTION", 0.3, "fraction of the link rate that is the floor under auto", "Floor", strict=False, above=True
 )
-FLOOR_LINK_GBPS = _number(
+FLOOR_LINK_GBPS = _rows.number(
     "MX_FLOOR_LINK_GBPS", 0, "link rate used by auto, Gbit/s; 0: read it from sysfs", "Floor", strict=False
 )
-FLOOR_MIN_BYTES = _integer(
+FLOOR_MIN_BYTES = _rows.integer(
     "MX_FLOOR_MIN_BYTES", 64 << 20, "transfers below this many bytes are unmeasured", "Floor", strict=False
 )
-RECORDS_FILE = _text(
+RECORDS_FILE = _rows.text(
     "MX_RECORDS_FILE",
     "",
     "records also go to this file, JSON lines; {pid} and {rank} in the name are filled in, a pid is added otherwise",
@@ -390,7 +202,7 @@ RECORDS_FILE = _text(
 )
 
 # Patches -------------------------------------------------------------------------------------------------------------
-DISABLE_PATCHES = _flag("MX_DISABLE_PATCHES", False, "apply none of the framework patches", "Patches")
+DISABLE_PATCHES = _rows.flag("MX_DISABLE_PATCHES", False, "apply none of the framework patches", "Patches")
 
 
 def set_default(name: str, value: str) -> bool:

@@ -18,7 +18,7 @@ def free_port():
 @pytest.fixture(autouse=True)
 def nothing_was_warned_about_yet(monkeypatch):
     """Warnings that are said once in a process are said once in a test."""
-    from mx_common import _once, envs
+    from mx_common import _env_rows, _once
 
     monkeypatch.setattr(_once, "_said", set())
-    monkeypatch.setattr(envs, "_warned", set())
+    monkeypatch.setattr(_env_rows, "_warned", set())

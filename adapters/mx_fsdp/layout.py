@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from mx_common.errors import ConfigError
 from mx_common.refit.held import Held
 from mx_fsdp.boxes import LocalLayout, local_layout
+from mx_fsdp.experts import stored_apart
 
 if TYPE_CHECKING:
     import torch
@@ -41,10 +42,11 @@ def held_tensors(
 ) -> list[Held]:
     """What this rank publishes of `model`, in the order of its modules; tied parameters once. Not a collective.
 
-    `rename`: from the module's name to the checkpoint's, or None for a tensor that is not published. `rank`: rank 0 publishes what is not
-    sharded; that of the default process group unless given. `replicas`: every replica group publishes, not only the first. Raises
-    ConfigError for FSDP1, meta tensors, quantised or otherwise wrapped local tensors, parts that are not dense in memory and two tensors
-    under one name; each message gives the tensor and the way out.
+    `rename`: from the module's name to the checkpoint's, or None for a tensor that is not published; unless given, names are those of
+    transformers' own `save_pretrained`, and fused experts go out one by one. `rank`: rank 0 publishes what is not sharded; that of the
+    default process group unless given. `replicas`: every replica group publishes, not only the first. Raises ConfigError for FSDP1, meta
+    tensors, quantised or otherwise wrapped local tensors, parts that are not dense in memory and two tensors under one name; each message
+    gives the tensor and the way out.
     """
     import torch
 
@@ -60,6 +62,9 @@ def held_tensors(
                 raise ConfigError(f"{taken[name]} and {own_name} are both called {name} in the checkpoint; rename one of them")
             taken[name] = own_name
             held.extend(_parts(name, tensor, rank, replicas))
+        if rename is None:
+            apart = stored_apart(model)
+            held = [part for whole in held for part in apart(whole)]
     return held
 
 
@@ -163,7 +168,7 @@ def _sharded_parameters(model: torch.nn.Module) -> dict[_Slot, torch.Tensor]:
         if not isinstance(module, FSDPModule):
             continue
         try:
-            state: Any = module._get_fsdp_state()  # type: ignore[no-untyped-call]
+            state: Any = module._get_fsdp_state()
             if hasattr(state, "_fsdp_param_groups"):
                 groups = state._fsdp_param_groups
             else:  # until torch 2.12

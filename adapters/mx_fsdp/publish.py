@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed import ProcessGroup
 
+    from mx_common.refit.held import Held
     from mx_common.refit.publisher import Published, Publisher
 
 __all__ = ["MxPublish"]
@@ -79,9 +80,11 @@ class MxPublish:
         if step % self.every:
             return None
         rank, _ = self._rank_and_world()
-        held = held_tensors(self.model, self._rename, rank=rank, replicas=self._replicas)
+        held, problem = self._held(rank)
         if not self._opened:
-            self._open(bool(held))
+            self._open(bool(held), problem)
+        if problem is not None:
+            raise problem
         if self._publisher is None:
             if held:
                 raise ConfigError(
@@ -103,17 +106,29 @@ class MxPublish:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _open(self, holds: bool) -> None:
+    def _held(self, rank: int) -> tuple[list[Held], ConfigError | None]:
+        try:
+            return held_tensors(self.model, self._rename, rank=rank, replicas=self._replicas), None
+        except ConfigError as error:
+            return [], error
+
+    def _open(self, holds: bool, problem: ConfigError | None) -> None:
         """Agree, once, on who publishes and on a name for this start of the trainer. A rank may know of others' parts only what its own
-        meshes tell, and nothing but a message can carry the name, so this is one small all-gather."""
+        meshes tell, and nothing but a message can carry the name, so this is one small all-gather. A rank with a problem takes part: the
+        others would wait for it."""
         from mx_common.refit.publisher import Publisher
 
         rank, world = self._rank_and_world()
-        answers: list[Any] = [(holds, uuid.uuid4().hex)] * world
+        answers: list[Any] = [(holds, uuid.uuid4().hex, "" if problem is None else str(problem))] * world
         if world > 1:
             from torch import distributed
 
             distributed.all_gather_object(answers, answers[0], group=self._group)
+        if problem is not None:
+            raise problem
+        for other, (_, _, said) in enumerate(answers):
+            if said:
+                raise ConfigError(f"rank {other} cannot publish: {said}")
         slots = tuple(f"rank{r}" for r in range(world) if answers[r][0])
         if not slots:
             raise ConfigError(f"no rank holds anything of {self.model_name}; does rename leave every tensor out?")

@@ -66,7 +66,7 @@ class MxCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
         return arguments(list(range(actor_wg_world_size))), arguments([-1] * rollout_world_size)
 
     def init_process_group(self, *, rank: int, world_size: int, model_name: str, run: str, version: int) -> None:
-        """`version` counts updates and is used where verl gives no global step. No process group is made."""
+        """`version`: one more than the last, for an update to which verl gives no global step. No process group is made."""
         self._rank, self._world, self._model_name, self._run = rank, world_size, model_name, run
         self._version = version
 
@@ -85,6 +85,7 @@ class MxCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
         publisher raises."""
         if self._rank < 0:
             raise ConfigError("send_weights is for actor ranks; this engine was given no rank by init_process_group")
+        version = self._version if global_steps is None else global_steps
         if self._publisher is not None:
             await asyncio.to_thread(self._publisher.before_update)
         loads = [0] * self._world
@@ -94,11 +95,10 @@ class MxCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
             loads[owner] += tensor.nbytes
             if owner == self._rank:
                 shares[name] = self._kept(name, tensor)
-        self._shares = shares
+        self._shares, self._version = shares, version
         slots = tuple(f"rank{rank}" for rank, load in enumerate(loads) if load)
         if f"rank{self._rank}" not in slots:
             return
-        version = self._version if global_steps is None else global_steps
         held = [Held(name, tuple(t.shape), (0,) * t.dim(), t) for name, t in shares.items()]
         await asyncio.to_thread(self._open(slots).publish, version, held)
 

@@ -20,9 +20,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mx_megatron.families import Layout
-
 from mx_common.errors import ConfigError
+from mx_megatron.families import Layout
 
 __all__ = ["Part", "Ranks", "parts_of", "publishes", "stripped"]
 
@@ -33,8 +32,8 @@ Shape = tuple[int, ...]
 @dataclass(frozen=True)
 class Ranks:
     """Where a process stands: tensor parallel (`tp`), expert parallel (`ep`), tensor parallel inside experts (`etp`), and its replica
-    number among the ranks that hold the same dense (`dp`) and the same expert (`edp`) parameters. Raises ConfigError outside 0 <= rank
-    < size."""
+    number among the ranks that hold the same dense (`dp`) and the same expert (`edp`) parameters. `pp_size` pipeline stages share the
+    layers. Raises ConfigError outside 0 <= rank < size."""
 
     tp: int = 0
     tp_size: int = 1
@@ -44,6 +43,7 @@ class Ranks:
     etp_size: int = 1
     dp: int = 0
     edp: int = 0
+    pp_size: int = 1
 
     def __post_init__(self) -> None:
         for name in ("tp", "ep", "etp"):

@@ -102,6 +102,7 @@ def ranks_now() -> Ranks:
         etp_size=state.get_expert_tensor_parallel_world_size(),
         dp=state.get_data_parallel_rank(with_context_parallel=True),
         edp=state.get_expert_data_parallel_rank(),
+        pp_size=state.get_pipeline_model_parallel_world_size(),
     )
 
 
@@ -128,7 +129,7 @@ def held_tensors(
     copies = Copies() if copies is None else copies
     before = len(copies)
     held = []
-    for name, parameter in _tensors(model, leave_out):
+    for name, parameter in _tensors(model, leave_out, ranks.pp_size == 1):
         local = _plain(name, parameter)
         for part in parts_of(name, tuple(local.shape), layout, ranks):
             if replicas or publishes(part, ranks):
@@ -148,7 +149,7 @@ def _held(part: Part, local: torch.Tensor, copies: Copies) -> Held:
     return Held(part.name, part.shape, part.start, copies.of(part.name, box) if part.transposed else box)
 
 
-def _tensors(model: Chunks, leave_out: Sequence[str]) -> Iterator[tuple[str, Any]]:
+def _tensors(model: Chunks, leave_out: Sequence[str], whole_model: bool) -> Iterator[tuple[str, Any]]:
     """(name with global layer number, tensor) of all that a checkpoint of the chunks would hold."""
     unused = set(leave_out)
     for chunk in chunks_of(model):
@@ -165,15 +166,8 @@ def _tensors(model: Chunks, leave_out: Sequence[str]) -> Iterator[tuple[str, Any
             unused.difference_update(matched)
             if not matched:
                 yield name, tensor
-    if unused and _is_whole_model():
+    if unused and whole_model:  # else another pipeline stage may hold it
         raise ConfigError(f"leave_out names {', '.join(sorted(unused))}, and no parameter is called so; check the spelling")
-
-
-def _is_whole_model() -> bool:
-    """Whether other pipeline stages cannot hold what this one lacks."""
-    from megatron.core import parallel_state as state
-
-    return not state.is_initialized() or state.get_pipeline_model_parallel_world_size() == 1
 
 
 def _layer_numbers(chunk: Any) -> dict[str, int]:

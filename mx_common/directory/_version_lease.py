@@ -20,7 +20,7 @@ from mx_common.directory._call import Caller
 from mx_common.errors import DirectoryError, DirectoryRefused, MxError, SourceLost
 from mx_common.wire import refit, refit_ext
 
-__all__ = ["LeaseCalls", "VersionLease", "status_of"]
+__all__ = ["LeaseCalls", "VersionLease", "said_by", "status_of"]
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +31,14 @@ GONE = (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.FAILED_PRECONDITION)
 
 def status_of(error: DirectoryError) -> Any:
     """The gRPC status behind an error of a `Caller`; None when there was no answer to have one."""
-    return error.__cause__.code() if isinstance(error.__cause__, grpc.RpcError) else None
+    cause: Any = error.__cause__
+    return cause.code() if isinstance(cause, grpc.RpcError) else None
+
+
+def said_by(error: DirectoryError) -> str:
+    """What the server said, without the story of the call; that story when there was no answer."""
+    cause: Any = error.__cause__
+    return str((isinstance(cause, grpc.RpcError) and cause.details()) or error)
 
 
 class LeaseCalls:
@@ -45,20 +52,20 @@ class LeaseCalls:
     def register(self, uid: str, worker_id: str, ttl: int) -> refit.VersionLease:
         """A lease. Raises `SourceLost` when the version cannot be read (any more)."""
         request = refit.RegisterVersionLeaseRequest(version_id=uid, worker_id=worker_id, ttl_seconds=ttl)
-        return self._asked("RegisterVersionLease", request, self.timeout)
+        return self._asked("RegisterVersionLease", request, self.timeout, True)
 
-    def renew(self, uid: str, lease_id: str, worker_id: str, ttl: int, timeout: float) -> refit.VersionLease:
+    def renew(self, uid: str, lease_id: str, worker_id: str, ttl: int, *, timeout: float, retry: bool) -> refit.VersionLease:
         """The lease as it holds from now on. Raises `SourceLost` when it has ended."""
         if self._renewable:
             request = refit_ext.RenewLeaseRequest(version_id=uid, lease_id=lease_id, worker_id=worker_id, ttl_seconds=ttl)
             try:
-                return self._asked("RenewLease", request, timeout)
+                return self._asked("RenewLease", request, timeout, retry)
             except DirectoryRefused as error:
                 if status_of(error) != grpc.StatusCode.UNIMPLEMENTED:
                     raise
                 self._renewable = False
         again = refit.RegisterVersionLeaseRequest(version_id=uid, worker_id=worker_id, ttl_seconds=ttl)
-        lease = self._asked("RegisterVersionLease", again, timeout)
+        lease = self._asked("RegisterVersionLease", again, timeout, retry)
         if lease.lease_id != lease_id:
             self.release(uid, lease_id, worker_id)
         return lease
@@ -71,12 +78,12 @@ class LeaseCalls:
         except DirectoryError as error:
             log.debug("lease %s was not released, it expires by itself: %s", lease_id, error)
 
-    def _asked(self, name: str, request: Any, timeout: float) -> refit.VersionLease:
+    def _asked(self, name: str, request: Any, timeout: float, retry: bool) -> refit.VersionLease:
         try:
-            lease: refit.VersionLease = self._caller.call(name, request, timeout=timeout, retry=True).lease
+            lease: refit.VersionLease = self._caller.call(name, request, timeout=timeout, retry=retry).lease
         except DirectoryRefused as error:
             if status_of(error) in GONE:
-                raise SourceLost(f"version {request.version_id} was released, or cannot be read yet: {error}") from error
+                raise SourceLost(f"version {request.version_id} cannot be read: {said_by(error)}") from error
             raise
         return lease
 
@@ -116,25 +123,29 @@ class VersionLease:
             self._thread.join(RELEASE_SECONDS)
 
     def check(self) -> None:
-        """Raise `SourceLost` when the lease has ended, or may have: what was read since then may not be used. Asks the directory."""
+        """Raise `SourceLost` when the lease has ended, or may have: what was read since then may not be used.
+
+        Asks the directory; one that is away is not waited for, and the lease then holds by its time.
+        """
         left = self._good_until - time.monotonic()
         if self._lost is None and left > 0 and not self._stop.is_set():
             try:
-                self._renew(min(left, self._calls.timeout))
+                self._renew(min(left, self._calls.timeout), retry=False)
             except SourceLost as error:
                 self._lost = error
             except DirectoryError as error:
                 log.debug("the directory was not asked about a lease that holds by its time: %s", error)
         if self._lost is not None or time.monotonic() >= self._good_until:
-            because = self._lost or f"its lease was not renewed within its {self._seconds:g} s"
+            because = self._lost or "nobody renewed it"
             raise SourceLost(
-                f"version {self.uid} was released while {self.worker_id} read it: {because}; drop what was read and take the latest"
+                f"version {self.uid} was released while {self.worker_id} read it, or may have been: its lease of {self._seconds:g} s does "
+                f"not hold any more ({because}); drop what was read and take the latest version"
             ) from self._lost
 
     def _keep(self) -> None:
         while not self._stop.wait(self._seconds / RENEWALS_PER_TTL):
             try:
-                self._renew(self._seconds / RENEWALS_PER_TTL)
+                self._renew(self._seconds / RENEWALS_PER_TTL, retry=True)
             except SourceLost as error:
                 self._lost = error
                 return
@@ -144,9 +155,9 @@ class VersionLease:
                     return
                 log.warning("the lease on version %s was not renewed, trying again: %s", self.uid, error)
 
-    def _renew(self, timeout: float) -> None:
+    def _renew(self, timeout: float, *, retry: bool) -> None:
         asked = time.monotonic()
-        lease = self._calls.renew(self.uid, self._lease_id, self.worker_id, self._ttl, timeout)
+        lease = self._calls.renew(self.uid, self._lease_id, self.worker_id, self._ttl, timeout=timeout, retry=retry)
         if self._stop.is_set():
             # the reader has left meanwhile, and a server without renewals has granted another lease
             self._calls.release(self.uid, lease.lease_id, self.worker_id)

@@ -28,7 +28,7 @@ import grpc
 from mx_common import envs
 from mx_common.directory._call import Caller
 from mx_common.directory._channel import open_channel
-from mx_common.directory._version_lease import LeaseCalls, VersionLease, status_of
+from mx_common.directory._version_lease import LeaseCalls, VersionLease, said_by, status_of
 from mx_common.directory._version_records import State
 from mx_common.directory._version_rules import shown
 from mx_common.directory.address import Address
@@ -276,7 +276,7 @@ class RefitClient:
             return self._caller.call(name, request, timeout=timeout or self._timeout, retry=True)
         except DirectoryRefused as error:
             if uid and status_of(error) == grpc.StatusCode.NOT_FOUND:
-                raise SourceLost(f"version {uid} was released, or never was: {error}") from error
+                raise SourceLost(f"version {uid} cannot be used: {said_by(error)}") from error
             raise
 
 

@@ -213,7 +213,9 @@ class VersionStore:
                 readers = shown(lease.worker_id for lease in entry.leases.values())
                 log.warning("%s: its publisher revoked the leases of %s", entry.picture(), readers)
             entry.leases.clear()
-            self._release(entry, "its publisher revoked its leases" if ended else "it was deleted")
+            self._release(entry, "it was deleted")
+            if ended:
+                entry.why += ", and its publisher revoked its leases"
             self._settle(entry)
             return ended
 

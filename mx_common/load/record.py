@@ -20,6 +20,7 @@ __all__ = ["context", "record_fallback"]
 def context(job: Job, policy: str, **more: object) -> dict[str, object]:
     """Who loaded what, and by which policy; `more` is added."""
     return {
+        "path": "load",
         "engine": job.engine,
         "framework": job.engine,
         "model": job.identity.model_name,

@@ -17,7 +17,7 @@ import numpy as np
 from mx_common.errors import CoverageError, ManifestMismatch
 from mx_common.refit._landing import Layout, reshard_layout, staged_layout
 from mx_common.refit.engine import RefitEngine, RefitJob
-from mx_common.refit.plan import Plan, make_plan
+from mx_common.refit.plan import PULL_BYTES, Plan, make_plan
 from mx_common.refit.table import ShardTable
 
 __all__ = ["Planned", "Planner"]
@@ -65,7 +65,10 @@ class Planner:
         if plan_key != self._plan_key:
             order = np.array(prefer(), dtype=np.int64)
             verify = self._job.verify and digested
-            self._plans = tuple(make_plan(table, r.pieces, preference=order, verify=verify) for r in self._layout.rounds)
+            largest = min(PULL_BYTES, self._job.staging_bytes // 2)
+            self._plans = tuple(
+                make_plan(table, r.pieces, preference=order, verify=verify, pull_bytes=largest) for r in self._layout.rounds
+            )
             self._plan_key = plan_key
         choice: dict[str, int] = {}
         for plan in self._plans:

@@ -62,9 +62,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         self.touched: frozenset[str] = _NONE  # what the loader last had in its hands
         self._tensors = tensors
         self._homes = _homes(params)
-        self._fed: dict[int | None, tuple[str, torch.UntypedStorage]] = {}
+        self._fed: dict[int | None, tuple[str, frozenset[str], torch.UntypedStorage]] = {}
         self._scratch: dict[int | None, tuple[torch.UntypedStorage, frozenset[str]]] = {}
-        self._written: dict[int | None, frozenset[str]] = {}
+        self._written: dict[int | None, set[str]] = {}
         self._originals = {name: (tensor, _key(tensor)) for name, tensor in params.items()}
 
     def feed(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -72,8 +72,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         for name, (shape, dtype) in self._tensors.items():
             tensor = torch.empty(shape, dtype=dtype, device="meta")
             storage = tensor.untyped_storage()
-            self._fed[storage._cdata] = (name, storage)
             self.touched = frozenset((name,))
+            self._fed[storage._cdata] = (name, self.touched, storage)
             yield name, tensor
             del tensor, storage
         self.touched = _NONE
@@ -85,7 +85,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
     def kept(self) -> set[str]:
         """Fed tensors that something still holds after the load: they serve in a way that no write shows."""
         count = torch._C._storage_Use_Count
-        held = {name for key, (name, _) in self._fed.items() if count(key) > 1}
+        held = {name for key, (name, _, _) in self._fed.items() if count(key) > 1}
         return held.union(*(names for key, (_, names) in self._scratch.items() if count(key) > 1))
 
     def replaced(self) -> set[str]:
@@ -97,7 +97,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
     ) -> Any:
         kwargs = kwargs or {}
         if func.is_view:
-            self.touched = self._names_of(args[0]) or self.touched
+            fed = self._fed.get(_key(args[0]))
+            self.touched = fed[1] if fed else self.touched
             return func(*args, **kwargs)
         if func is torch.ops.aten._foreach_copy_.default:
             for one, other in zip(args[0], args[1], strict=True):
@@ -119,9 +120,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
     def _names_of(self, tensor: torch.Tensor) -> frozenset[str]:
         key = _key(tensor)
         if key in self._fed:
-            return frozenset((self._fed[key][0],))
+            return self._fed[key][1]
         if key in self._written:
-            return self._written[key]
+            return frozenset(self._written[key])
         return self._scratch[key][1] if key in self._scratch else _NONE
 
     def _names_in(self, args: Iterable[Any], kwargs: Mapping[str, Any]) -> frozenset[str]:
@@ -163,7 +164,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
     def _note(self, target: torch.Tensor, source: Any, names: frozenset[str]) -> None:
         """A write to the parameter `target` is a view of, from the tensor `source` if it is a copy."""
         key = _key(target)
-        self._written[key] = self._written.get(key, _NONE) | names
+        self._written.setdefault(key, set()).update(names)
         if not target.numel():
             return
         home, at = _home_of(self._homes[key], target)

@@ -34,7 +34,9 @@ class Held:
         if not self.name:
             raise ConfigError("a held tensor without a name; give the one it has in the Hugging Face checkpoint")
         if not len(self.shape) == len(self.start) == len(size):
-            raise ConfigError(f"{self.name}: shape {self.shape}, start {self.start} and the local shape {size} have different ranks")
+            raise ConfigError(
+                f"{self.name}: shape {self.shape}, start {self.start} and the local shape {size} have different ranks"
+            )
         if any(not 0 <= at <= at + n <= whole for at, n, whole in zip(self.start, size, self.shape, strict=True)):
             raise ConfigError(f"{self.name}: a box of {size} at {self.start} does not lie inside the global shape {self.shape}")
         if not self.tensor.is_contiguous():

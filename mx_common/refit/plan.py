@@ -25,7 +25,7 @@ from mx_common.refit._intersect import dense_strides, intersect, moved, widened
 from mx_common.refit.pieces import Int32, Int64, Pieces, Uint64
 from mx_common.refit.table import ShardTable
 
-__all__ = ["Copies", "CostModel", "Plan", "Pulls", "Segments", "StridedReads", "make_plan"]
+__all__ = ["PULL_BYTES", "Copies", "CostModel", "Plan", "Pulls", "Segments", "StridedReads", "make_plan"]
 
 PULL_BYTES = 64 << 20
 

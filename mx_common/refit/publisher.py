@@ -96,6 +96,10 @@ class Publisher:
             if self.mode == "snapshot":
                 self._release()
                 held = self._copied(held)
+        if not _on_host(held):
+            import torch
+
+            torch.accelerator.synchronize()  # a reader does not wait for the optimizer's kernels, nor for the copies above
         with timed(seconds, "register"):
             transport = self._registered_transport(held)
         with timed(seconds, "digest"):

@@ -145,6 +145,7 @@ class Receiver:
     def _transfer(self, offer: Offer, planned: Planned, wire: Wire, seconds: dict[str, float]) -> floor.WireTransfer:
         job = self.job
         context = {
+            "path": job.path,
             "engine": job.engine,
             "framework": job.framework,
             "model": job.model_name,

@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from mx_common.directory.refit_worker import manifest_digest
 from mx_common.errors import ConfigError, CoverageError, ManifestMismatch
 from mx_common.refit import _boxes, _codec
 from mx_common.refit._blocks import row_block_digests, row_blocks
@@ -247,11 +248,6 @@ class ShardTable:
         stop = self.start[row] + self.size[row]
         box = list(zip(self.start[row].tolist(), stop.tolist(), strict=True))[: int(self.ndim[self.tensor[row]])]
         return f"{_boxes.printed(box)} of {self.agents[int(self.agent[row])].slot}"
-
-
-def manifest_digest(manifest: bytes) -> str:
-    """XXH3-128 of an encoded table, as 32 hex digits."""
-    return xxhash.xxh3_128_hexdigest(manifest)
 
 
 def _padded(rows: Sequence[tuple[int, ...]], width: int, fill: int) -> Ints:

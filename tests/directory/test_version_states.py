@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
 
 from mx_common.directory.versions import Refusal, Shard, State, VersionSpec, VersionStore
 
 SLOTS = ("a", "b")
 STAGING_SECONDS, MOST = 100, 6
+# which of the versions an event is about: mostly one that lives
+which = st.integers(0, MOST)
+numbers, runs, slot_sets = st.integers(0, 5), st.sampled_from("xy"), st.sampled_from([SLOTS, ("a",)])
 
 
 class Versions(RuleBasedStateMachine):
     """`shards` is what each version held when it was first seen READY; `ends` when each lease runs out unless renewed."""
 
-    uids = Bundle("uids")
     leases = Bundle("leases")
 
     def __init__(self):
@@ -28,26 +30,43 @@ class Versions(RuleBasedStateMachine):
         try:
             return self.store.get(uid)
         except Refusal as refusal:
-            assert refusal.kind == "unknown"
-            return None
+            return self.expected(refusal, ("unknown",))
 
     def allowed(self, call, *arguments, kinds=("unknown", "state")):
         try:
             return call(*arguments)
         except Refusal as refusal:
-            assert refusal.kind in kinds
-            return None
+            return self.expected(refusal, kinds)
 
-    @rule(target=uids, number=st.integers(0, 5), run=st.sampled_from("xy"), slots=st.sampled_from([SLOTS, ("a",)]))
+    def expected(self, refusal, kinds):
+        if refusal.kind not in kinds:
+            raise refusal
+
+    def uid(self, which):
+        living = sorted(self.store.versions_of("m"), key=lambda version: version.order)
+        return living[which].uid if which < len(living) else self.seen[which % len(self.seen)]
+
+    @initialize()
+    def begin(self):
+        self.whole(0, "x", ("a",))
+
+    @rule(number=numbers, run=runs, slots=slot_sets)
     def create(self, number, run, slots):
         if run not in self.runs:
             self.runs.append(run)
-        uid = self.store.create(VersionSpec("m", slots, number, run)).uid
-        self.seen.append(uid)
-        return uid
+        self.seen.append(self.store.create(VersionSpec("m", slots, number, run)).uid)
 
-    @rule(uid=uids, slot=st.sampled_from(SLOTS), worker=st.sampled_from("vw"))
-    def publish(self, uid, slot, worker):
+    @rule(number=numbers, run=runs, slots=slot_sets)
+    def whole(self, number, run, slots):
+        self.create(number, run, slots)
+        for slot in slots:
+            self.add(self.seen[-1], slot, "v")
+
+    @rule(which=which, slot=st.sampled_from(SLOTS), worker=st.sampled_from("vw"))
+    def publish(self, which, slot, worker):
+        self.add(self.uid(which), slot, worker)
+
+    def add(self, uid, slot, worker):
         before = self.look(uid)
         others = {version.uid: version for version in self.store.versions_of("m")}
         after = self.allowed(self.store.add_shard, Shard(uid, slot, worker, "d", "h:1"), kinds=("unknown", "state", "invalid"))
@@ -58,19 +77,23 @@ class Versions(RuleBasedStateMachine):
 
     def superseded(self, newer, others):
         for uid, old in others.items():
-            if old.state == State.READY and self.rank(old) < self.rank(newer):
+            if old.state == State.READY and uid != newer.uid:
                 now = self.look(uid)
-                assert now is None if not old.open_leases else now.state == State.RELEASING
+                if self.rank(old) > self.rank(newer):
+                    assert now == old
+                else:
+                    assert now is None if not old.open_leases else now.state == State.RELEASING
 
     def rank(self, version):
         return (self.runs.index(version.spec.run), version.number, version.order)
 
-    @rule(uid=uids, slot=st.sampled_from(SLOTS), worker=st.sampled_from("vw"))
-    def take_back(self, uid, slot, worker):
-        self.allowed(self.store.remove_shard, uid, slot, worker)
+    @rule(which=which, slot=st.sampled_from(SLOTS), worker=st.sampled_from("vw"))
+    def take_back(self, which, slot, worker):
+        self.allowed(self.store.remove_shard, self.uid(which), slot, worker)
 
-    @rule(uid=uids, state=st.sampled_from(State))
-    def move(self, uid, state):
+    @rule(which=which, state=st.sampled_from(State))
+    def move(self, which, state):
+        uid = self.uid(which)
         before = self.look(uid)
         after = self.allowed(self.store.update_state, uid, state)
         if after is not None:
@@ -81,17 +104,16 @@ class Versions(RuleBasedStateMachine):
                 (State.READY, State.RELEASING),
             }
 
-    @rule(uid=uids)
-    def delete(self, uid):
-        self.allowed(self.store.delete, uid)
+    @rule(which=which, revoke=st.booleans())
+    def end(self, which, revoke):
+        uid = self.uid(which)
+        self.allowed(self.store.revoke if revoke else self.store.delete, uid)
+        left = self.look(uid)
+        assert left is None or (left.open_leases and not revoke)
 
-    @rule(uid=uids)
-    def revoke(self, uid):
-        self.allowed(self.store.revoke, uid)
-        assert self.look(uid) is None
-
-    @rule(target=leases, uid=uids, reader=st.sampled_from("pqr"), ttl=st.integers(1, 40))
-    def lease(self, uid, reader, ttl):
+    @rule(target=leases, which=which, reader=st.sampled_from("pqr"), ttl=st.integers(1, 40))
+    def lease(self, which, reader, ttl):
+        uid = self.uid(which)
         before = self.look(uid)
         lease = self.allowed(self.store.lease, uid, reader, ttl)
         if lease is None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import types
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 import torch.distributed as dist
@@ -21,7 +22,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers.core_model_loading import revert_weight_conversion
 
 from mx_common.errors import ConfigError
 
@@ -207,6 +209,34 @@ def tensor_parallel(mesh):
     return {"before": {"held": held, "full": state}, "facts": {"placements": placements}}
 
 
+def experts(mesh):
+    """Five experts, fused in memory; the truth is what save_pretrained writes."""
+    torch.manual_seed(7)
+    model = Qwen3MoeForCausalLM(
+        Qwen3MoeConfig(
+            vocab_size=VOCABULARY,
+            hidden_size=32,
+            intermediate_size=48,
+            moe_intermediate_size=24,
+            num_hidden_layers=1,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=8,
+            num_experts=5,
+            num_experts_per_tok=2,
+        )
+    )
+    sharded(model, mesh)
+    inside = [name for name, _ in model.named_parameters()]
+    held = taken(model)
+    state = revert_weight_conversion(model, full(model)) if dist.get_rank() == 0 else full(model)
+    return {
+        "before": {"held": held, "full": state},
+        "as_they_are": {"held": taken(model, rename=lambda name: name), "full": {}},
+        "facts": {"inside": inside},
+    }
+
+
 def columns(mesh):
     model = nn.Linear(8, 4, bias=False)
     torch.manual_seed(1)
@@ -218,7 +248,7 @@ def columns(mesh):
 class Recorder:
     """Stands where the publisher stands and writes down what it was told."""
 
-    log: list = []
+    log: ClassVar[list] = []
 
     def __init__(self, model_name, slot, expected_slots, *, run="", server="", mode="", log=None):
         self.log.append(("open", model_name, slot, tuple(expected_slots), run, server, mode))
@@ -253,12 +283,17 @@ def loop(mesh):
     with MxPublish(few, "few") as mx:
         mx.before_step()
         few_returned = mx.publish(1)
+    one_cannot = MxPublish(model, "tiny/llama", rename=(lambda name: "same") if dist.get_rank() == 1 else None)
+    try:
+        one_cannot.publish(1)
+    except ConfigError as error:
+        returned.append(str(error))
     return {"facts": {"log": whole, "returned": returned, "few_log": Recorder.log, "few_returned": few_returned}}
 
 
 CASES = {
-    2: (plain, mixed, offload, bf16, ignored, gathered, wrapped, refused, columns, loop),
-    4: (plain, mixed, offload, hsdp, tensor_parallel, loop),
+    2: (plain, mixed, offload, bf16, ignored, gathered, wrapped, refused, columns, experts, loop),
+    4: (plain, mixed, offload, hsdp, tensor_parallel, experts, loop),
 }
 
 

@@ -7,8 +7,8 @@ import torch
 
 from tests.fsdp.fsdp_parts import assembled
 
-WHOLE = [(2, case) for case in ("plain", "mixed", "offload", "bf16", "ignored", "columns")]
-WHOLE += [(4, case) for case in ("plain", "mixed", "offload", "hsdp")]
+WHOLE = [(2, case) for case in ("plain", "mixed", "offload", "bf16", "ignored", "columns", "experts")]
+WHOLE += [(4, case) for case in ("plain", "mixed", "offload", "hsdp", "experts")]
 
 
 def named(held):
@@ -18,7 +18,7 @@ def named(held):
 @pytest.mark.parametrize(("world", "case"), WHOLE)
 def test_the_parts_of_all_ranks_are_the_full_state_dict_each_element_once(fsdp_runs, world, case):
     run = fsdp_runs[world]
-    for moment in (m for m in run.moments(case) if m != "all"):
+    for moment in (m for m in run.moments(case) if m not in ("all", "as_they_are")):
         whole, full = assembled(run.held(case, moment)), run.full(case, moment)
         assert set(whole) == set(full)
         for name, (value, count) in whole.items():
@@ -115,6 +115,18 @@ def test_names_are_the_checkpoints_whatever_wraps_the_model_and_tied_parameters_
     assert "lm_head.weight" not in plain
     for held in run.held("wrapped", moment):
         assert named(held) == plain
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_fused_experts_go_out_one_by_one_unless_names_are_given(fsdp_runs, world):
+    run = fsdp_runs[world]
+    for rank in range(world):
+        apart, fused = (named(run.held("experts", moment)[rank]) for moment in ("before", "as_they_are"))
+        assert any(name.endswith(".gate_proj.weight") and "experts." in name for name in apart) == (
+            rank < (3 if world == 4 else 2)
+        )
+        assert not any(name.endswith("gate_up_proj") for name in apart)
+        assert set(fused) <= set(run.facts("experts")[0]["inside"])
 
 
 def test_rename_gives_the_published_name_and_none_leaves_a_tensor_out(fsdp_runs):

@@ -34,8 +34,8 @@ def test_actors_share_the_tensors_evenly_and_each_keeps_its_own_in_place(result)
     assert result["addresses_stay"]
 
 
-def test_the_version_is_the_global_step_and_a_count_where_verl_gives_none(result):
-    assert result["versions"] == [10, 11, 1, 12]
+def test_the_version_is_the_global_step_and_the_next_one_where_verl_gives_none(result):
+    assert result["versions"] == [10, 11, 12, 13]
     assert result["models"] == 1
 
 
@@ -48,7 +48,7 @@ def test_all_actors_are_one_publisher_each_and_wait_for_readers_before_shares_ar
 
 
 def test_a_receiver_that_stops_early_lets_go(result):
-    assert result["closed"].count(12) == 2
+    assert result["closed"].count(13) == 2
 
 
 def test_a_rollout_worker_cannot_send(result):

@@ -117,7 +117,7 @@ async def main():
     out["same"].append(await update(actors, rollouts, 2, as_async, 11))
     out["addresses_stay"] = addresses == [[t.data_ptr() for t in engine._shares.values()] for engine in actors]
     out["same"].append(await update(actors, rollouts, 3, iter, None))
-    out["same"].append(await update(actors, rollouts, 4, iter, 12, stop_after=2))
+    out["same"].append(await update(actors, rollouts, 4, iter, 13, stop_after=2))
     out["kept"], out["shares"] = kept, [sum(t.nbytes for t in engine._shares.values()) for engine in actors]
     out["models"], out["versions"] = len({model for model, _ in published}), [version for _, version in published]
     out["calls"], out["closed"] = calls[:], closed

@@ -15,6 +15,7 @@ RUNS = {
     "loop-overlapped": {"via": "loop", "world": 2, "tp": 1, "overlap": True, "steps": STEPS, "replicas": True},
     "loop": {"via": "loop", "world": 2, "tp": 1, "overlap": False, "steps": STEPS, "replicas": True},
     "loop-one-replica": {"via": "loop", "world": 2, "tp": 1, "overlap": True, "steps": STEPS, "replicas": False},
+    "refused": {"via": "refused", "world": 2, "tp": 2, "overlap": False, "replicas": False},
     # steps 11 to 16, of which 14 and 15 are skipped; every second is published
     "bridge": {
         "via": "bridge",
@@ -151,3 +152,12 @@ def test_the_flag_publishes_from_megatron_lms_training_step_and_nothing_is_publi
         assert rank.versions == [0, 1, 2]
         assert rank.facts["events"][0][-1] == "snapshot"
     assert all(rank.facts["events"] == [] for rank in runs["megatron-lm-unasked"])
+
+
+def test_a_rank_that_cannot_publish_stops_all_of_them_with_its_reason(runs):
+    for rank in runs["refused"]:
+        assert rank.facts["events"] == []
+        assert rank.facts["error"].startswith(
+            "ConfigError: 1 of 2 ranks cannot publish. rank 1: this model cannot be published as llama"
+        )
+        assert "num_layers is 2 in Megatron and 3" in rank.facts["error"]

@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from tests.megatron.cases import case
-from tests.megatron.megatron_child import PADDED_VOCABULARY, TOKENS, build, forked, initialize
+from tests.megatron.megatron_child import PADDED_VOCABULARY, TOKENS, build, forked, initialize, logits_of
 
 
 class Recording:
@@ -49,7 +50,7 @@ class Trainer:
         from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
         from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 
-        self.case, overlap = case("llama", run["world"], layers=2, tp=run["tp"]), run["overlap"]
+        self.case, overlap = case("llama", run["world"], layers=2, tp=run["tp"], tied=run.get("tied", False)), run["overlap"]
         initialize(self.case)
         settings = DistributedDataParallelConfig(
             use_distributed_optimizer=True, overlap_param_gather=overlap, overlap_grad_reduce=overlap, bucket_size=None
@@ -123,6 +124,35 @@ def loop(run, trainer, make, sinks, extra):
     extra |= {"losses": losses, "stale": stale, "padded_vocabulary": PADDED_VOCABULARY}
 
 
+def refused(run, trainer, make, sinks, extra):
+    """One rank was given the configuration of another model."""
+    wrong = dict(trainer.case["hf"], num_hidden_layers=3) if dist.get_rank() == 1 else trainer.case["hf"]
+    try:
+        make(trainer.chunks, wrong, model_name="toy")
+    except ValueError as why:
+        extra["error"] = f"{type(why).__name__}: {why}"
+
+
+def served(run, trainer, make, sinks, extra):
+    """Publishes for real; a step is taken when the test has seen the version before it."""
+    from mx_megatron import MegatronPublisher
+
+    folder = Path(run["folder"])
+    publisher = MegatronPublisher.create(trainer.chunks, folder / "config.json", model_name=run["model"])
+    publisher.guard(trainer.optimizer)
+    for version in range(run["steps"] + 1):
+        if version:
+            trainer.step()
+        publisher.publish(version)
+        logits = logits_of(trainer.chunks, trainer.case)
+        if dist.get_rank() == 0:
+            np.save(folder / f"logits{version}.npy", logits)
+            print("published", version, flush=True)
+        while not (folder / f"seen{version}").exists():
+            time.sleep(0.02)
+    publisher.close()
+
+
 def bridge(run, trainer, make, sinks, extra):
     from mx_megatron import MxPublishCallback
 
@@ -182,7 +212,7 @@ def megatron_lm(run, trainer, make, sinks, extra):
     step.close()
 
 
-VIA = {"loop": loop, "bridge": bridge, "megatron-lm": megatron_lm}
+VIA = {"loop": loop, "refused": refused, "served": served, "bridge": bridge, "megatron-lm": megatron_lm}
 
 
 def main(run_file, folder):
@@ -194,7 +224,7 @@ def main(run_file, folder):
         here = Path(folder) / str(number)
         here.mkdir(parents=True)
         one["folder"] = str(here)
-        (here / "config.json").write_text(json.dumps(case("llama", 1, layers=2)["hf"]))
+        (here / "config.json").write_text(json.dumps(case("llama", 1, layers=2, tied=one.get("tied", False))["hf"]))
         print(
             "done" if forked(lambda rank, one=one, here=here: train_rank(one, here, rank), one["world"], here) else "failed",
             flush=True,

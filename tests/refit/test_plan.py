@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from mx_common.errors import ConfigError, CoverageError, ManifestMismatch
+from mx_common.refit.held import Held
 from mx_common.refit.pieces import Piece, Pieces
 from mx_common.refit.plan import CostModel, Plan, make_plan
+from mx_common.refit.table import Agent, ShardTable, row_block_digests
 from tests.support.refit_memory import ENGINE, NEVER_PULL, Box, Engine, Trainer, check, tensor
 
 
@@ -224,3 +228,48 @@ def test_the_columns_of_a_plan_cannot_be_changed() -> None:
     plan = make_plan(trainer.table(), Pieces.of(engine.pieces))
     with pytest.raises(ValueError, match="read-only"):
         plan.reads.local_addr[0] = 1
+
+
+# -- real tensors -------------------------------------------------------------------------------------------------------------
+
+
+def test_what_lands_has_the_digests_that_were_published_with_the_shards() -> None:
+    rows, columns = 512, 192
+    whole = torch.randn(rows, columns, dtype=torch.float32)
+    parts = [whole[:256].clone(), whole[256:].clone()]
+    tables = [
+        ShardTable.from_held([Held("w", (rows, columns), (256 * n, 0), part)], Agent(f"slot{n}", f"agent{n}"), digests=True)
+        for n, part in enumerate(parts)
+    ]
+    table = ShardTable.merged(tables)
+    by_rows, by_columns = torch.zeros(rows - 100, columns), torch.zeros(rows, columns // 2)
+    pieces = Pieces.of(
+        [
+            Piece("w", (100, 0), tuple(by_rows.shape), by_rows.data_ptr(), (columns * 4, 4), 4),
+            Piece("w", (0, 0), tuple(by_columns.shape), by_columns.data_ptr(), (columns // 2 * 4, 4), 4),
+        ]
+    )
+    plan = make_plan(table, pieces)
+
+    def digests(addr: int, shard: int, first: int, blocks: int, nbytes: int) -> list[int]:
+        landed = torch.frombuffer(bytearray(ctypes.string_at(addr, nbytes)), dtype=torch.int8).view(blocks, -1)
+        published = table.digests[table.digest_offset[shard] + first :][:blocks]
+        assert row_block_digests(landed, blocks).tolist() == published.tolist()
+        return published.tolist()
+
+    seen = []
+    reads, pulls, copies = plan.reads, plan.pulls, plan.copies
+    for row in range(len(reads)):
+        near, nbytes = int(reads.local_addr[row]), int(reads.length[row])
+        ctypes.memmove(near, int(reads.remote_addr[row]), nbytes)
+        seen += digests(near, int(reads.shard[row]), int(reads.first_block[row]), int(reads.blocks[row]), nbytes)
+    for row in range(len(pulls)):
+        staged, nbytes = int(pulls.remote_addr[row]), int(pulls.nbytes[row])
+        seen += digests(staged, int(pulls.shard[row]), int(pulls.first_block[row]), int(pulls.blocks[row]), nbytes)
+    assert set(seen) == set(table.digests.tolist())
+    for row in range(len(copies)):
+        for run in range(int(copies.count[row])):
+            far = int(pulls.remote_addr[copies.pull[row]] + np.uint64(copies.offset[row] + run * copies.remote_stride[row]))
+            ctypes.memmove(int(copies.local_addr[row]) + run * int(copies.local_stride[row]), far, int(copies.length[row]))
+    assert torch.equal(by_rows, whole[100:])
+    assert torch.equal(by_columns, whole[:, : columns // 2])

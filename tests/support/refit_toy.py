@@ -7,6 +7,7 @@ checkpoint is `checkpoint(seed)`; rank `rank` of `world` keeps a tensor-parallel
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterable, Iterator, Mapping
 
 import torch
@@ -14,7 +15,9 @@ import torch
 from mx_common.refit.capture import Capture, capture
 from mx_common.refit.engine import TensorFacts
 
-HIDDEN, FFN, VOCAB, LAYERS = 64, 192, 96, 2
+# a process of a test that needs more bytes asks for them before it imports this
+SCALE = int(os.environ.get("TOY_REFIT_SCALE", "1"))
+HIDDEN, FFN, VOCAB, LAYERS = 64 * SCALE, 192 * SCALE, 96 * SCALE, 2
 
 
 def checkpoint(seed: int, dtype: torch.dtype = torch.bfloat16) -> dict[str, torch.Tensor]:
@@ -37,7 +40,9 @@ def checkpoint(seed: int, dtype: torch.dtype = torch.bfloat16) -> dict[str, torc
 class ToyEngine:
     """Implements `mx_common.refit.engine.RefitEngine`."""
 
-    def __init__(self, rank: int = 0, world: int = 1, *, dtype: torch.dtype = torch.bfloat16, lost: str = "", extra: bool = False) -> None:
+    def __init__(
+        self, rank: int = 0, world: int = 1, *, dtype: torch.dtype = torch.bfloat16, lost: str = "", extra: bool = False
+    ) -> None:
         self.rank, self.world, self.lost = rank, world, lost
         self.serving: int | None = None
         self.refused = ""

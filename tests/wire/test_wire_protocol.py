@@ -11,7 +11,7 @@ import pytest
 from google.protobuf import descriptor_pool
 from google.protobuf.descriptor import FieldDescriptor
 
-from mx_common.wire import p2p, refit
+from mx_common.wire import p2p, refit, refit_ext
 
 ROOT = Path(__file__).resolve().parents[2]
 EXPECTED = json.loads((ROOT / "tests/data/wire/fields.json").read_text())
@@ -83,6 +83,36 @@ def test_every_call_is_that_of_the_protocol(name):
     assert ours == EXPECTED[name]["services"]
     methods = [m for service in FILES[name].services_by_name.values() for m in service.methods]
     assert not any(m.client_streaming or m.server_streaming for m in methods)
+
+
+def test_what_the_protocol_has_no_call_for_is_a_service_of_our_own_name():
+    file = refit_ext.DESCRIPTOR
+    assert file.package == "mx.refit"
+    assert [service.full_name for service in file.services_by_name.values()] == ["mx.refit.VersionService"]
+    assert set(file.services_by_name["VersionService"].methods_by_name).isdisjoint(
+        EXPECTED["refit"]["services"]["RefitService"]
+    )
+    assert not file.enum_types_by_name
+    assert all(field.message_type.file in (file, refit.DESCRIPTOR) for field in messages_in(file))
+
+
+def messages_in(file):
+    return [field for message in file.message_types_by_name.values() for field in message.fields if field.message_type]
+
+
+def test_messages_of_one_file_are_taken_by_the_other():
+    version = refit.WeightVersion(uid="v", number=0)
+    summary = refit_ext.VersionSummary(version=version)
+    assert refit_ext.VersionSummary.FromString(summary.SerializeToString()).version == version
+    assert summary.version.HasField("number")
+    assert not refit.WeightVersion(uid="v").HasField("number")
+
+
+def test_a_generated_stub_names_the_modules_that_there_are(generator):
+    stubs = {path.stem: text for path, text in generator.render().items() if path.suffix == ".pyi"}
+    assert set(stubs) == {"p2p", "refit", "refit_ext"}
+    assert "_pb2 as" not in "".join(line for line in "".join(stubs.values()).splitlines() if line.startswith("import "))
+    assert "from mx_common.wire import refit as" in stubs["refit_ext"]
 
 
 def test_presence_of_a_load_and_of_a_digest_survives_the_wire():

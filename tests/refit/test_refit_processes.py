@@ -1,0 +1,183 @@
+"""Trainers and engines in processes of their own, over real NIXL: kills, restarts, a slow link."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from mx_common.directory import DirectoryServer
+from tests.support.process import Process
+
+MODEL = "toy/refit"
+PATHS = pytest.mark.parametrize("path", ["reshard", "staged"])
+LIMIT = "400mbit"
+
+
+@pytest.fixture
+def child(tmp_path):
+    """Starts a child; keyword arguments are its specification."""
+    made = []
+
+    def start(server, namespace="", scale=1, tls="tcp", env=None, **spec):
+        own = {
+            "MX_SERVER_ADDRESS": server,
+            "UCX_TLS": tls,
+            "TOY_REFIT_SCALE": str(scale),
+            "MX_RUNTIME_DIR": str(tmp_path / "run"),
+        }
+        own |= {
+            "MX_RECORDS_FILE": str(tmp_path / "records-{pid}.jsonl"),
+            "MX_FLOOR_MIN_BYTES": "0",
+            "MX_TRANSFER_STALL_TIMEOUT": "15",
+        }
+        command = ["-m", "tests.support.refit_child", json.dumps({"model": MODEL, **spec})]
+        if namespace:
+            command = ["ip", "netns", "exec", namespace, sys.executable, "-u", *command]
+        made.append(Process(*command, env={**own, **(env or {})}, interpreter=not namespace))
+        made[-1].expect("started")
+        return made[-1]
+
+    yield start
+    for one in reversed(made):
+        one.end()
+
+
+def told(process, command):
+    process.tell(command)
+    return process.expect(command.split()[0])
+
+
+@PATHS
+@pytest.mark.parametrize("tls", ["tcp", "all"])
+def test_versions_travel_between_processes_over_nixl(directory, child, path, tls):
+    trainers = [child(directory.address, role="trainer", rank=rank, world=2, tls=tls) for rank in range(2)]
+    engines = [child(directory.address, role="engine", path=path, rank=rank, world=2, tls=tls) for rank in range(2)]
+    for version in (1, 2, 3):
+        for trainer in trainers:
+            assert told(trainer, "update") == "True"
+            told(trainer, f"publish {version}")
+        for engine in engines:
+            assert json.loads(told(engine, "update"))["version"] == version
+            assert told(engine, f"holds {version}") == "True"
+
+
+def test_a_rank_that_is_killed_while_it_is_read_leaves_the_old_version(directory, child):
+    trainers = [child(directory.address, role="trainer", rank=rank, world=2, scale=12) for rank in range(2)]
+    engine = child(directory.address, role="engine", path="reshard", scale=12)
+    for trainer in trainers:
+        told(trainer, "publish 1")
+    told(engine, "update")
+    for trainer in trainers:
+        told(trainer, "update")
+        told(trainer, "publish 2")
+    trainers[1].signal(signal.SIGSTOP)  # so that the read is still going on when the kill comes
+    engine.tell("update")
+    time.sleep(1)
+    trainers[1].signal(signal.SIGKILL)
+    assert "version 1 still serve" in engine.expect("failed")
+    assert told(engine, "holds 1") == "True"
+    # a new start of the trainer, at other addresses and under other agent names, is followed by the same engine
+    for rank in range(2):
+        told(child(directory.address, role="trainer", rank=rank, world=2, scale=12, run="run-2"), "publish 3")
+    assert json.loads(told(engine, "update"))["version"] == 3
+    assert told(engine, "holds 3") == "True"
+
+
+def test_an_engine_that_is_killed_while_it_reads_holds_the_trainer_no_longer_than_its_lease(directory, child):
+    trainer = child(directory.address, role="trainer", rank=0, world=1, scale=12, env={"MX_PUBLISH_WAIT_SECONDS": "30"})
+    engine = child(directory.address, role="engine", path="reshard", scale=12, env={"MX_LEASE_SECONDS": "3"})
+    told(trainer, "publish 1")
+    trainer.signal(signal.SIGSTOP)
+    engine.tell("update")
+    time.sleep(1)
+    engine.signal(signal.SIGKILL)
+    trainer.signal(signal.SIGCONT)
+    assert told(trainer, "update") == "True"
+
+
+def test_a_directory_that_restarts_empty_is_filled_by_the_next_version(child):
+    with DirectoryServer("127.0.0.1:0") as server:
+        address = server.address
+        trainer = child(address, role="trainer", rank=0, world=1)
+        engine = child(address, role="engine", path="reshard", env={"MX_REFIT_WAIT_SECONDS": "3"})
+        told(trainer, "publish 1")
+        told(engine, "update")
+    with DirectoryServer(address):
+        engine.tell("update")
+        assert "knows none at all" in engine.expect("failed")
+        told(trainer, "update")
+        told(trainer, "publish 2")
+        assert json.loads(told(engine, "update"))["version"] == 2
+
+
+@pytest.fixture
+def two_hosts():
+    """Two network namespaces joined by a link: the trainer's, the engine's, and how to limit the link."""
+    tag = f"{os.getpid() % 100000}"
+    trainer, engine, near, far = f"mxrs{tag}", f"mxrr{tag}", f"mxra{tag}", f"mxrb{tag}"
+
+    def run(command):
+        subprocess.run(command.split(), check=True)
+
+    try:
+        run(f"ip netns add {trainer}")
+        run(f"ip netns add {engine}")
+        run(f"ip link add {near} netns {engine} type veth peer name {far} netns {trainer}")
+        for namespace, device, address in ((engine, near, "10.214.0.1"), (trainer, far, "10.214.0.2")):
+            run(f"ip -n {namespace} addr add {address}/30 dev {device}")
+            run(f"ip -n {namespace} link set {device} up")
+            run(f"ip -n {namespace} link set lo up")
+
+        def limit(rate):
+            for namespace, device in ((engine, near), (trainer, far)):
+                what = (
+                    f"replace dev {device} root tbf rate {rate} burst 256kb latency 100ms" if rate else f"del dev {device} root"
+                )
+                run(f"tc -n {namespace} qdisc {what}")
+
+        yield trainer, engine, limit
+    finally:
+        for namespace in (trainer, engine):
+            subprocess.run(["ip", "netns", "del", namespace], check=False)
+
+
+def test_one_slow_link_gives_one_slow_record_of_one_schema_on_both_paths(two_hosts, child, tmp_path):
+    there, here, limit = two_hosts
+    address = "10.214.0.2:18001"
+    command = ["ip", "netns", "exec", there, sys.executable, "-m", "tests.support.refit_directory", address]
+    server = Process(*command, interpreter=False)
+    server.expect("serving")
+    try:
+        trainers = [child(address, there, 8, role="trainer", rank=rank, world=2) for rank in range(2)]
+        engines = {path: child(address, here, 8, role="engine", path=path) for path in ("reshard", "staged")}
+        rates = {}
+        for version, (phase, rate) in enumerate((("cold", ""), ("free", ""), ("limited", LIMIT), ("slow", LIMIT), ("ok", "")), start=1):
+            if phase in ("limited", "ok"):
+                limit(rate)
+            if phase == "slow":  # between what this machine does with the limit and without
+                floor = (max(rates["limited"].values()) * min(rates["free"].values())) ** 0.5
+                for engine in engines.values():
+                    told(engine, f"set MX_RESHARD_MIN_GBPS {floor}")
+            for trainer in trainers:
+                told(trainer, "update")
+                told(trainer, f"publish {version}")
+            done = {path: json.loads(told(engine, "update")) for path, engine in engines.items()}
+            rates[phase] = {path: d["wire_bytes"] * 8e-9 / d["seconds"]["wire"] for path, d in done.items()}
+            print(phase, rates[phase], {p: d["seconds"] for p, d in done.items()})
+            if phase in ("slow", "ok"):
+                assert {d["verdict"] for d in done.values()} == {phase}
+            assert all(told(engine, f"holds {version}") == "True" for engine in engines.values())
+    finally:
+        server.end()
+    records = [json.loads(line) for path in tmp_path.glob("records-*") for line in path.read_text().splitlines()]
+    slow = [record for record in records if record["schema"] == "refit-slow-throughput-v1"]
+    assert sorted(record["path"] for record in slow) == ["reshard", "staged"]
+    assert len({tuple(sorted(record)) for record in slow}) == 1, "one schema"
+    assert {record["version"] for record in slow} == {4}
+    assert all(record["wire_bytes"] == slow[0]["wire_bytes"] for record in slow)
