@@ -30,7 +30,7 @@ from mx_common.refit.table import Agent, ShardTable, row_blocks
 HIDDEN, FFN, ITEM = 2048, 768, 2
 MODELS = {"48x128": (48, 128), "61x256": (61, 256)}
 REMOTE, LOCAL = 1 << 44, 1 << 46
-EXACT = CostModel(seconds_per_run=0.0, copy_bytes_per_second=1.0)
+EXACT = CostModel(seconds_per_run=0.0, copy_seconds_per_byte=1.0)
 
 
 def model(layers: int, experts: int, rank: int = 0) -> tuple[ShardTable, Pieces]:

@@ -1,6 +1,6 @@
 """What a row of the table of environment variables is, and how rows are made: the table itself is `mx_common.envs`.
 
-    rows = Rows(os.environ)
+    rows = Rows(environment)
     TIMEOUT = rows.number("MX_RPC_TIMEOUT", 10, "seconds one call may take", "Directory", above=True)
     TIMEOUT.get()
 

@@ -55,6 +55,7 @@ class VllmRefit:
         self.version: int | None = None
         self._vllm_config, self._model_config, self._device, self._model = vllm_config, model_config, device, model
         self._reloading: list[nn.Module] | None = None
+        self._kernels: list[tuple[Any, Any]] = []
         self._pauses = 0
         self._refusal: Any = None
 
@@ -134,6 +135,11 @@ class VllmRefit:
             self._reloading.append(layer)
             restore_layer_on_meta(layer, info)
             layerwise.initialize_online_processing(layer)
+            method = getattr(layer, "quant_method", None)
+            if type(method) is UnquantizedFusedMoEMethod and method.unquantized_backend is UnquantizedMoeBackend.CPU:
+                # 0.32 packs experts for the CPU only when their kernel is made; a reload would serve them unpacked
+                self._kernels.append((method, method.moe_kernel))
+                method.moe_kernel = None
 
     def _finish(self) -> None:
         with set_current_vllm_config(self._vllm_config), torch.no_grad():
@@ -144,6 +150,7 @@ class VllmRefit:
             except BaseException:
                 self._reloading = reloaded
                 raise
+            self._restore_kernels()
             self._derive(reloaded or [])
         if self._device.type != "cpu":
             torch.accelerator.synchronize()
@@ -173,6 +180,14 @@ class VllmRefit:
                 layerwise._place_kernel_tensors(layer, info)
             info.reset()
         self._reloading = None
+        self._restore_kernels()
+
+    def _restore_kernels(self) -> None:
+        """Those of layers that were not loaded."""
+        for method, kernel in self._kernels:
+            if method.moe_kernel is None:
+                method.moe_kernel = kernel
+        self._kernels = []
 
 
 class _Refusal:

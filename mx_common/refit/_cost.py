@@ -27,15 +27,15 @@ Bools = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class CostModel:
-    """What a read costs: bytes a second on the wire, seconds for each contiguous run besides, and bytes a second of the copy out of
-    staging. Only their ratios decide. Raises ConfigError for figures that are not positive."""
+    """What a read costs: seconds for a byte on the wire, for each contiguous run besides, and for a byte of the copy out of staging.
+    Only their ratios decide. Raises ConfigError for figures that are not positive."""
 
-    bytes_per_second: float = 3e9
+    seconds_per_byte: float = 1 / 3e9
     seconds_per_run: float = 0.5e-6
-    copy_bytes_per_second: float = 6e9
+    copy_seconds_per_byte: float = 1 / 6e9
 
     def __post_init__(self) -> None:
-        for name in ("bytes_per_second", "seconds_per_run", "copy_bytes_per_second"):
+        for name in ("seconds_per_byte", "seconds_per_run", "copy_seconds_per_byte"):
             value = getattr(self, name)
             if not (math.isfinite(value) and (value > 0 or (value == 0 and name == "seconds_per_run"))):
                 raise ConfigError(f"CostModel.{name} is {value!r}; give a measured figure, finite and above 0")
@@ -168,9 +168,9 @@ def _pulls(
     taken = np.ones(len(first), dtype=np.bool_)
     if not verify:
         nbytes = rows.part_bytes[members]
-        exact = nbytes / cost.bytes_per_second + runs.count[members].prod(axis=1) * cost.seconds_per_run
-        whole = (end - begin) * rows.row_bytes[members][first] / cost.bytes_per_second + cost.seconds_per_run
-        taken = whole + np.add.reduceat(nbytes / cost.copy_bytes_per_second, first) < np.add.reduceat(exact, first)
+        exact = nbytes * cost.seconds_per_byte + runs.count[members].prod(axis=1) * cost.seconds_per_run
+        whole = (end - begin) * rows.row_bytes[members][first] * cost.seconds_per_byte + cost.seconds_per_run
+        taken = whole + np.add.reduceat(nbytes * cost.copy_seconds_per_byte, first) < np.add.reduceat(exact, first)
     # numbered in the order in which overlaps first need them, so that agents and tensors take turns as the pieces do
     earliest = np.where(taken, np.minimum.reduceat(members, first), len(overlaps))
     ranked = np.argsort(earliest, kind="stable")[: int(taken.sum())]

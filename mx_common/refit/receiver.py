@@ -26,8 +26,9 @@ from mx_common.directory.refit_client import RefitClient
 from mx_common.errors import MxError, RefitFailed, WeightsBroken
 from mx_common.refit._landing import Layout
 from mx_common.refit._offer import Offer, offered
-from mx_common.refit._prepared import Planned, Planner
+from mx_common.refit._prepared import Planner
 from mx_common.refit._read import Reader, Wire
+from mx_common.refit._records import transfer_of
 from mx_common.refit._verify import nonfinite
 from mx_common.refit.engine import RefitEngine, RefitJob
 from mx_common.selection import Candidate, Target, get_configured_selector
@@ -101,13 +102,13 @@ class Receiver:
                 strange: list[str] = []
                 for number, plan in enumerate(planned.plans):
                     landing = planned.layout.rounds[number]
-                    self._reader.run(plan, offer.table, wire, seconds, verify=self.job.verify)
+                    self._reader.run(plan, offer.table, wire, seconds, verify=self.job.verify and planned.digested)
                     with timed(seconds, "check"):
                         strange += nonfinite(landing.tensors)
                     with timed(seconds, "land"):
                         landing.landed()
                 offer.check()
-                verdict = floor.check(self._transfer(offer, planned, wire, seconds), self._log)
+                verdict = floor.check(transfer_of(self.job, offer, planned, wire, seconds), self._log)
         except MxError as error:
             raise self._failed(wanted, error, writing) from error
         except Exception as error:  # whatever a trainer's records, its bytes and the engine's loader provoke
@@ -141,31 +142,6 @@ class Receiver:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _transfer(self, offer: Offer, planned: Planned, wire: Wire, seconds: dict[str, float]) -> floor.WireTransfer:
-        job = self.job
-        context = {
-            "path": job.path,
-            "engine": job.engine,
-            "framework": job.framework,
-            "model": job.model_name,
-            "version": offer.number,
-            "rank": job.rank,
-            "world": job.world,
-            "host": job.host,
-            "step": offer.number,
-            "descriptors": wire.descriptors,
-            "transport": wire.transport,
-            "policy": get_configured_selector().name,
-            "peers": wire.peers(),
-            "worker_id": job.worker_id,
-            "verified": job.verify and planned.digested,
-            "minimum_bytes": planned.minimum_bytes,
-            "choice": planned.choice,
-            "fallback": False,
-            "stages_s": {stage: round(taken, 6) for stage, taken in seconds.items()},
-        }
-        return floor.WireTransfer(job.path, wire.bytes, wire.seconds, context)
 
     def _failed(self, wanted: str, error: Exception, writing: bool) -> RefitFailed:
         if not self._reader.reset():

@@ -104,8 +104,8 @@ def test_loops_that_continue_each_other_are_one_loop() -> None:
 def test_short_runs_are_pulled_and_long_ones_read_exactly_by_cost() -> None:
     trainer, engine = laid_out((64, 512), [((0, 0), (64, 512))])
     engine.want("w", (0, 0), (64, 4), engine.room(64 * 8), (8, 2))
-    few = make_plan(trainer.table(), Pieces.of(engine.pieces), cost=CostModel(3e9, 1e-7), verify=False)
-    many = make_plan(trainer.table(), Pieces.of(engine.pieces), cost=CostModel(3e9, 1e-6), verify=False)
+    few = make_plan(trainer.table(), Pieces.of(engine.pieces), cost=CostModel(1 / 3e9, 1e-7), verify=False)
+    many = make_plan(trainer.table(), Pieces.of(engine.pieces), cost=CostModel(1 / 3e9, 1e-6), verify=False)
     for plan in (few, many):
         check(plan, trainer, engine)
     assert few.choice == {"exact": 512, "whole": 0}
@@ -209,7 +209,7 @@ def test_arguments_that_cannot_work_are_refused(given_to: dict[str, list[float] 
         make_plan(trainer.table(), Pieces.of([]), **given_to)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("field_name", ["bytes_per_second", "seconds_per_run", "copy_bytes_per_second"])
+@pytest.mark.parametrize("field_name", ["seconds_per_byte", "seconds_per_run", "copy_seconds_per_byte"])
 @pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf")])
 def test_costs_that_are_no_figures_are_refused(field_name: str, value: float) -> None:
     with pytest.raises(ConfigError, match=field_name):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 
 import psutil
@@ -9,8 +10,11 @@ import pytest
 import torch
 
 from mx_common.errors import RefitFailed, WeightsBroken
-from mx_common.refit.held import Held
+from mx_common.refit import Held, receive_full
+from mx_common.transport.local import LocalTransport
 from tests.support.refit_toy import ToyEngine, checkpoint, expected
+
+MODEL = "toy/refit"
 
 PATHS = pytest.mark.parametrize("path", ["reshard", "staged"])
 COLUMNS = pytest.mark.parametrize("columns", ["", "o|down", "q|embed|down"])
@@ -376,3 +380,25 @@ def test_a_hundred_versions_leave_no_memory_descriptors_or_threads_behind(traine
     assert after[0] <= before[0] + 2
     assert after[1] <= before[1] + 2
     assert after[2] <= before[2] + 20 * (1 << 20)
+
+
+def test_full_tensors_can_be_received_without_an_engine(trainer, records, monkeypatch):
+    monkeypatch.setattr("mx_common.refit.full.open_transport", lambda name: LocalTransport(name))
+    monkeypatch.setenv("MX_STAGING_BYTES", str(1 << 20))
+    trainer(2, columns=matching("o|down")).publish(3)
+    with contextlib.closing(receive_full(MODEL)) as tensors:
+        received = {name: tensor.clone() for name, tensor in tensors}
+    assert received.keys() == checkpoint(3).keys()
+    assert all(torch.equal(tensor, checkpoint(3)[name]) for name, tensor in received.items())
+    (record,) = records()
+    assert (record["path"], record["version"]) == ("staged", 3)
+
+
+def test_an_iterator_of_full_tensors_that_is_closed_early_holds_the_version_no_longer(trainer, monkeypatch):
+    monkeypatch.setattr("mx_common.refit.full.open_transport", lambda name: LocalTransport(name))
+    source = trainer(1)
+    source.publish(1)
+    tensors = receive_full(MODEL)
+    next(tensors)
+    tensors.close()
+    assert source.before_update()

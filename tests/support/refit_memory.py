@@ -19,7 +19,7 @@ Box = tuple[tuple[int, ...], tuple[int, ...]]  # start, size
 AGENT_SPAN = 1 << 40  # addresses of agent n begin at (n + 1) * AGENT_SPAN
 ENGINE = 1 << 50
 UNTOUCHED = 0xEE
-NEVER_PULL = CostModel(seconds_per_run=0.0, copy_bytes_per_second=1.0)
+NEVER_PULL = CostModel(seconds_per_run=0.0, copy_seconds_per_byte=1.0)
 ALWAYS_PULL = CostModel(seconds_per_run=1.0)
 
 

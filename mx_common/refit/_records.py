@@ -1,0 +1,45 @@
+"""What a refit says of its wire phase, to the floor and to every record.
+
+    floor.check(transfer_of(job, offer, planned, wire, seconds), log)
+
+Invariant: one schema, whichever path and whichever framework.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from mx_common import floor
+from mx_common.refit._offer import Offer
+from mx_common.refit._prepared import Planned
+from mx_common.refit._read import Wire
+from mx_common.refit.engine import RefitJob
+from mx_common.selection import configured_policy_label
+
+__all__ = ["transfer_of"]
+
+
+def transfer_of(job: RefitJob, offer: Offer, planned: Planned, wire: Wire, seconds: Mapping[str, float]) -> floor.WireTransfer:
+    """All reads of one version by one rank. `minimum_bytes`: what its layout needs; `choice`: bytes read exactly and as whole rows."""
+    context = {
+        "path": job.path,
+        "engine": job.engine,
+        "framework": job.framework,
+        "model": job.model_name,
+        "version": offer.number,
+        "rank": job.rank,
+        "world": job.world,
+        "host": job.host,
+        "step": offer.number,
+        "descriptors": wire.descriptors,
+        "transport": wire.transport,
+        "policy": configured_policy_label(),
+        "peers": wire.peers(),
+        "worker_id": job.worker_id,
+        "verified": job.verify and planned.digested,
+        "minimum_bytes": planned.minimum_bytes,
+        "choice": planned.choice,
+        "fallback": False,
+        "stages_s": {stage: round(taken, 6) for stage, taken in seconds.items()},
+    }
+    return floor.WireTransfer(job.path, wire.bytes, wire.seconds, context)

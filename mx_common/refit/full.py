@@ -1,0 +1,90 @@
+"""A version as full tensors, one after the other: for receivers that bring their own way of installing.
+
+    with contextlib.closing(receive_full("org/model")) as tensors:
+        for name, tensor in tensors:
+            model_part[name].copy_(tensor)          # a tensor is valid until the next one is asked for
+
+The version is leased until the last tensor was taken or the iterator is closed. Invariant: a tensor is yielded only when all its bytes
+have arrived and equal what was published; memory stays within MX_STAGING_BYTES.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
+
+from mx_common import envs, floor
+from mx_common._timed import timed
+from mx_common.directory.embedded import resolve
+from mx_common.directory.refit_client import RefitClient
+from mx_common.refit._offer import offered
+from mx_common.refit._prepared import Planner
+from mx_common.refit._read import Reader, Wire
+from mx_common.refit._records import transfer_of
+from mx_common.refit.capture import Capture
+from mx_common.refit.engine import RefitJob, TensorFacts
+from mx_common.transport import open_transport
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["receive_full"]
+
+log = logging.getLogger(__name__)
+
+
+def receive_full(
+    model_name: str, server: str = "", version: int | None = None, *, device: str = "cpu", timeout: float | None = None
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """(checkpoint name, tensor on `device`) of `version` (None: the newest), waited for `timeout` seconds (`MX_REFIT_WAIT_SECONDS`).
+
+    Raises MxError: SourceLost when there is no such version, DigestMismatch when bytes differ, ConfigError for a tensor that staging cannot
+    hold."""
+    job = RefitJob(model_name, uuid.uuid4().hex, path="staged", server=server)
+    limit = envs.REFIT_WAIT_SECONDS.get() if timeout is None else timeout
+    seconds: dict[str, float] = {}
+    reader, wire = Reader(job.worker_id, open_transport), Wire()
+    with contextlib.ExitStack() as stack:
+        client = stack.enter_context(RefitClient(resolve(server or None)))
+        stack.callback(reader.close)
+        with timed(seconds, "wait"):
+            offer = stack.enter_context(offered(client, job, version, limit))
+        with timed(seconds, "plan"):
+            planned = Planner(job, _Nothing(device)).plan(offer.table, lambda: [0] * len(offer.table.agents))
+            reader.attach(planned.layout.memory, offer.table.agents, planned.pull_staging(job.staging_bytes // 2))
+        for plan, landing in zip(planned.plans, planned.layout.rounds, strict=True):
+            reader.run(plan, offer.table, wire, seconds, verify=job.verify and planned.digested)
+            offer.check()
+            yield from landing.tensors.items()
+        floor.check(transfer_of(job, offer, planned, wire, seconds), log)
+
+
+class _Nothing:
+    """The engine of whoever installs by himself: no parameters but the device they would be on."""
+
+    def __init__(self, device: str) -> None:
+        import torch
+
+        self._tensor = torch.empty(0, device=device)
+
+    def parameters(self) -> Mapping[str, torch.Tensor]:
+        return {"": self._tensor}
+
+    def capture(self, tensors: TensorFacts) -> Capture:
+        raise NotImplementedError("full tensors need no capture")
+
+    def load(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+        raise NotImplementedError("full tensors are yielded")
+
+    def paused(self) -> AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def installed(self, version: int) -> None:
+        pass
+
+    def refuse(self, reason: str) -> None:
+        pass
