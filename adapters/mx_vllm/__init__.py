@@ -21,7 +21,8 @@ WEIGHT_TRANSFER = "mx"
 
 
 def register() -> None:
-    """Entry point `vllm.general_plugins`: offer the load format and the weight-transfer backend. Called in every process of vLLM, any number of times."""
+    """Entry point `vllm.general_plugins`: offer the load format and the weight-transfer backend. Called in every process of vLLM, any
+    number of times."""
     from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
     from vllm.logger import init_logger
     from vllm.model_executor import model_loader

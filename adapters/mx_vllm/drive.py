@@ -29,10 +29,17 @@ _prepared: set[tuple[int, str]] = set()
 
 
 def refit(
-    llm: Any, model_name: str, version: int | None = None, *, path: str = "reshard", server: str = "", only: Sequence[str] = ()
+    llm: Any,
+    model_name: str,
+    version: int | None = None,
+    *,
+    path: str = "reshard",
+    server: str = "",
+    only: Sequence[str] = (),
+    timeout: float | None = None,
 ) -> int:
-    """Bring an offline `vllm.LLM` to `version` (None: the newest); returns it. Raises what vLLM raises for a failed update, whose text
-    is that of RefitFailed."""
+    """Bring an offline `vllm.LLM` to `version` (None: the newest); returns it. `timeout`: seconds to wait until it is READY. Raises what
+    vLLM raises for a failed update, whose text is that of RefitFailed."""
     number = newest_version(model_name, server) if version is None else version
     init = {"model_name": model_name, "path": path, "server": server, "only": list(only)}
     key = (id(llm), json.dumps(init, sort_keys=True))
@@ -40,7 +47,7 @@ def refit(
         llm.init_weight_transfer_engine({"init_info": init})
         _prepared.add(key)
     llm.start_weight_update()
-    llm.update_weights({"update_info": {"version": number}})
+    llm.update_weights({"update_info": {"version": number, "timeout": timeout}})
     llm.finish_weight_update(weight_version=str(number))
     llm.reset_prefix_cache()
     return number
@@ -76,7 +83,9 @@ def newest_version(model_name: str, server: str = "") -> int:
     with RefitClient(resolve(server or None)) as client:
         found = client.latest(model_name)
         if found is None:
-            raise SourceLost(f"no version of {model_name} is READY in the directory {client.address}; has the trainer published one?")
+            raise SourceLost(
+                f"no version of {model_name} is READY in the directory {client.address}; has the trainer published one?"
+            )
         return int(found.number)
 
 

@@ -98,7 +98,9 @@ class MxWeightTransfer(WeightTransferEngine[MxInit, MxUpdate]):
     def receive_weights(self, update_info: MxUpdate) -> None:
         """Prepare a version on this rank. Raises RefitFailed, and then no rank installs it."""
         if self._receiver is None:
-            raise ConfigError("the weight-transfer backend mx is not initialised: call init_weight_transfer_engine once, before updates")
+            raise ConfigError(
+                "the weight-transfer backend mx is not initialised: call init_weight_transfer_engine once, before updates"
+            )
         self._ready = None
         self._ready = self._receiver.prepare(update_info.version, update_info.timeout)
 

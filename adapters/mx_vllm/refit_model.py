@@ -35,6 +35,7 @@ from vllm.model_executor.model_loader.reload.utils import get_layer_params_buffe
 from mx_common.errors import ConfigError, CoverageError, WeightsBroken
 from mx_common.refit.capture import Capture, capture
 from mx_common.refit.engine import TensorFacts
+from mx_vllm.loader import withdraw
 
 __all__ = ["VllmRefit"]
 
@@ -96,8 +97,10 @@ class VllmRefit:
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
         """A worker runs one call at a time, so nothing is served inside; leaving it repacks and derives what was loaded."""
-        if not self._pauses and self._device.type != "cpu":
-            torch.accelerator.synchronize()
+        if not self._pauses:
+            withdraw(self._model)  # other replicas would read weights whose digests do not hold any more
+            if self._device.type != "cpu":
+                torch.accelerator.synchronize()
         self._pauses += 1
         try:
             yield

@@ -43,6 +43,11 @@ class Recording:
         self.events.append(["close"])
 
 
+def case_of(run, world):
+    """The model of a run: a small Llama unless it names another `family` or other `sizes`."""
+    return case(run.get("family", "llama"), world, layers=2, tp=run["tp"], tied=run.get("tied", False), **run.get("sizes", {}))
+
+
 class Trainer:
     """One rank: a model in Megatron's DDP with its distributed optimizer."""
 
@@ -50,7 +55,7 @@ class Trainer:
         from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
         from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 
-        self.case, overlap = case("llama", run["world"], layers=2, tp=run["tp"], tied=run.get("tied", False)), run["overlap"]
+        self.case, overlap = case_of(run, run["world"]), run["overlap"]
         initialize(self.case)
         settings = DistributedDataParallelConfig(
             use_distributed_optimizer=True, overlap_param_gather=overlap, overlap_grad_reduce=overlap, bucket_size=None
@@ -224,7 +229,7 @@ def main(run_file, folder):
         here = Path(folder) / str(number)
         here.mkdir(parents=True)
         one["folder"] = str(here)
-        (here / "config.json").write_text(json.dumps(case("llama", 1, layers=2, tied=one.get("tied", False))["hf"]))
+        (here / "config.json").write_text(json.dumps(case_of(one, 1)["hf"]))
         print(
             "done" if forked(lambda rank, one=one, here=here: train_rank(one, here, rank), one["world"], here) else "failed",
             flush=True,

@@ -157,7 +157,9 @@ def test_one_slow_link_gives_one_slow_record_of_one_schema_on_both_paths(two_hos
         trainers = [child(address, there, 8, role="trainer", rank=rank, world=2) for rank in range(2)]
         engines = {path: child(address, here, 8, role="engine", path=path) for path in ("reshard", "staged")}
         rates = {}
-        for version, (phase, rate) in enumerate((("cold", ""), ("free", ""), ("limited", LIMIT), ("slow", LIMIT), ("ok", "")), start=1):
+        for version, (phase, rate) in enumerate(
+            (("cold", ""), ("free", ""), ("limited", LIMIT), ("slow", LIMIT), ("ok", "")), start=1
+        ):
             if phase in ("limited", "ok"):
                 limit(rate)
             if phase == "slow":  # between what this machine does with the limit and without

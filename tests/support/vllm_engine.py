@@ -3,8 +3,8 @@
     python -u -m tests.support.vllm_engine '{"model": FOLDER, "tp": 1, "extra": {}}'
 
 Prints `tokens [[...], ...]` for the prompts of `vllm_model`, then again for each line `ask`; the line `reload` has vLLM
-read its weights anew. Ends with its input. A failure prints
-`failed MESSAGE`.
+read its weights anew, and `refit {JSON}` takes over a version (arguments of `mx_vllm.drive.refit`) and prints `refitted NUMBER REPORTED`.
+Ends with its input. A failure prints `failed MESSAGE`.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ def main():
     os.environ.update(settings)
     if spec.get("tp", 1) == 1:
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    from mx_vllm.drive import refit
     from vllm import LLM, SamplingParams
 
     options = {"distributed_executor_backend": "uni"} if spec.get("tp", 1) == 1 else {"tensor_parallel_size": spec["tp"]}
@@ -36,7 +37,7 @@ def main():
             compilation_config={"mode": 0, "custom_ops": ["none"]},
             kv_cache_memory_bytes=32 << 20,
             max_num_seqs=4,
-            max_model_len=128,
+            max_model_len=spec.get("max_model_len", 128),
             **options,
             **spec.get("options", {}),
         )
@@ -50,6 +51,12 @@ def main():
         if line.strip() == "reload":
             engine.collective_rpc("reload_weights")
             print("reloaded")
+        if line.startswith("refit "):
+            try:
+                number = refit(engine, **json.loads(line.removeprefix("refit ")))
+                print("refitted", number, engine.get_weight_version())
+            except Exception as error:
+                print("failed", repr(error))
         if line.strip() == "ask":
             print(
                 "tokens", json.dumps([list(o.outputs[0].token_ids) for o in engine.generate(prompts, greedy, use_tqdm=False)])
