@@ -1,6 +1,6 @@
 """A hand-written FSDP2 loop that publishes each version: the three lines marked below are all that it took.
 
-    RANK=0 WORLD_SIZE=2 ... python -m examples.refit.fsdp_trainer MODEL_FOLDER NAME     # reads "step" lines, see examples.refit.trainer
+RANK=0 WORLD_SIZE=2 ... python -m examples.refit.fsdp_trainer MODEL_FOLDER NAME     # reads "step" lines, see examples.refit.trainer
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def main(folder: Path, name: str) -> None:
     for layer in model.model.layers:
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     chat = [{"role": "user", "content": "What is the capital of France?"}, {"role": "assistant", "content": TEXT}]
     batch = tokenizer(tokenizer.apply_chat_template(chat, tokenize=False), return_tensors="pt")
     with MxPublish(model, name) as publish:  # 1

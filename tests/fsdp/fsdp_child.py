@@ -14,7 +14,6 @@ from typing import ClassVar
 import torch
 import torch.distributed as dist
 from forked_ranks import run_ranks
-from mx_fsdp import MxPublish, held_tensors
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
@@ -26,6 +25,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen3MoeConfig, Qwen3Moe
 from transformers.core_model_loading import revert_weight_conversion
 
 from mx_common.errors import ConfigError
+from mx_fsdp import MxPublish, held_tensors
 
 VOCABULARY = 251  # a prime: never divides by the number of ranks
 

@@ -13,8 +13,9 @@ import torch
 import torch.distributed as dist
 from forked_ranks import run_ranks
 from fsdp_child import full, llama, sharded, tokens
-from mx_fsdp import MxPublish
 from torch.distributed.device_mesh import init_device_mesh
+
+from mx_fsdp import MxPublish
 
 
 def rank_main(rank, folder, versions):

@@ -14,10 +14,11 @@ from pathlib import Path
 import torch
 from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
 from forked_ranks import run_ranks
-from mx_fsdp.hf_callback import MxPublishCallback
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.fsdp import FSDPModule
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+
+from mx_fsdp.hf_callback import MxPublishCallback
 
 STEPS = 3
 calls = []

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mx_fsdp.boxes import LocalBox, LocalLayout, local_layout
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from mx_common.errors import ConfigError
+from mx_fsdp.boxes import LocalBox, LocalLayout, local_layout
 
 
 @st.composite

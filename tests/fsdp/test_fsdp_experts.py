@@ -6,11 +6,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mx_fsdp.experts import split_box, stored_apart
 from torch import nn
 
 from mx_common.errors import ConfigError
 from mx_common.refit.held import Held
+from mx_fsdp.experts import split_box, stored_apart
 
 GATE_UP = ["experts.*.gate", "experts.*.up"]
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from mx_fsdp import MxPublish
 
 from mx_common.errors import ConfigError
+from mx_fsdp import MxPublish
 
 
 @pytest.mark.parametrize("world", [2, 4])

@@ -243,6 +243,7 @@ def initialize(case):
 
 def rank_main(case, folder, rank):
     from megatron.core import parallel_state as state
+
     from mx_megatron import held_tensors, layout_of, ranks_now
     from mx_megatron.model import Copies
 

@@ -4,6 +4,7 @@ fused with numpy, then cut."""
 from __future__ import annotations
 
 import numpy as np
+
 from mx_megatron import Ranks
 
 

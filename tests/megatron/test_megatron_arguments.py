@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 
 import pytest
+
+from mx_common.errors import ConfigError
 from mx_megatron import add_mx_arguments
 from mx_megatron.arguments import options_of
 from mx_megatron.callback import MxPublishCallback
-
-from mx_common.errors import ConfigError
 
 
 def parsed(*line):

@@ -6,10 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from mx_megatron import Layout, Ranks, held_tensors, layout_of
-from mx_megatron.model import Copies
 
 from mx_common.errors import ConfigError
+from mx_megatron import Layout, Ranks, held_tensors, layout_of
+from mx_megatron.model import Copies
 from tests.megatron.cases import case
 
 TOY = case("llama", layers=3)

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mx_megatron import FAMILIES, Layout, Ranks, parts_of
-from mx_megatron.layout import publishes, stripped
 
 from mx_common.errors import ConfigError
+from mx_megatron import FAMILIES, Layout, Ranks, parts_of
+from mx_megatron.layout import publishes, stripped
 from tests.megatron.cases import CASES
 from tests.megatron.reference_layout import Reference
 

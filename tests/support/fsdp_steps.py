@@ -13,10 +13,11 @@ import sys
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from mx_fsdp import MxPublish
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from transformers import AutoConfig, AutoModelForCausalLM
+
+from mx_fsdp import MxPublish
 
 
 def rank_main(rank, port, spec, steps):

@@ -22,8 +22,9 @@ def main():
     os.environ.update(settings)
     if spec.get("tp", 1) == 1:
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    from mx_vllm.drive import refit
     from vllm import LLM, SamplingParams
+
+    from mx_vllm.drive import refit
 
     options = {"distributed_executor_backend": "uni"} if spec.get("tp", 1) == 1 else {"tensor_parallel_size": spec["tp"]}
     try:

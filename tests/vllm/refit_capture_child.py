@@ -136,9 +136,8 @@ def main():
     worker = llm.llm_engine.model_executor.driver_worker.worker
     model = worker.model_runner.get_model()
 
-    from mx_vllm.refit_model import VllmRefit
-
     from mx_common.errors import MxError
+    from mx_vllm.refit_model import VllmRefit
 
     refit = VllmRefit(worker.vllm_config, worker.model_config, torch.device("cpu"), model)
     facts = {name: (tuple(t.shape), t.dtype) for name, t in weights.items()}

@@ -45,8 +45,9 @@ def test_registering_twice_registers_once(registry, vllm_log):
 
 
 def test_a_name_another_plugin_took_is_left_alone_and_said_so(registry, vllm_log):
-    from mx_vllm import register
     from vllm.model_executor.model_loader.dummy_loader import DummyModelLoader
+
+    from mx_vllm import register
 
     registry["mx"] = DummyModelLoader
     register()
@@ -55,10 +56,11 @@ def test_a_name_another_plugin_took_is_left_alone_and_said_so(registry, vllm_log
 
 
 def test_both_entry_points_lead_to_the_plugin():
-    from mx_vllm import register
-    from mx_vllm.serving_load import MxStatLogger
     from vllm.plugins import load_plugins_by_group
     from vllm.v1.metrics.loggers import load_stat_logger_plugin_factories
+
+    from mx_vllm import register
+    from mx_vllm.serving_load import MxStatLogger
 
     assert load_plugins_by_group("vllm.general_plugins")["mx"] is register
     assert MxStatLogger in load_stat_logger_plugin_factories()
@@ -66,9 +68,8 @@ def test_both_entry_points_lead_to_the_plugin():
 
 @pytest.mark.parametrize("version", ["0.31.2", "0.33.0", "1.0.0"])
 def test_another_vllm_is_refused_with_the_supported_range(version):
-    from mx_vllm._version import check_version
-
     from mx_common.errors import UnsupportedVersion
+    from mx_vllm._version import check_version
 
     with pytest.raises(UnsupportedVersion, match=rf">=0.32,<0.33, this is vLLM {version}"):
         check_version(version)
@@ -105,9 +106,9 @@ def real_config(tmp_path_factory):
 
 def test_a_plain_model_is_shared_under_an_identity_of_engine_layout_and_versions(real_config):
     import vllm
-    from mx_vllm.job import job_for
 
     from mx_common.load import Settings
+    from mx_vllm.job import job_for
 
     job = job_for(real_config, real_config.model_config, Settings(model_name="shared/name"))
     assert job.refused == ""
@@ -129,9 +130,8 @@ def test_a_plain_model_is_shared_under_an_identity_of_engine_layout_and_versions
 def test_models_whose_memory_is_not_the_weights_are_refused(real_config, where, name, value, says):
     import copy
 
-    from mx_vllm.job import job_for
-
     from mx_common.load import Settings
+    from mx_vllm.job import job_for
 
     config = copy.deepcopy(real_config)
     object.__setattr__(operator.attrgetter(where)(config), name, value)
@@ -153,9 +153,10 @@ def test_the_stat_logger_is_inert_with_another_load_format(real_config, tmp_path
 
 
 def test_the_stat_logger_publishes_queue_over_slots_or_cache_use(real_config, tmp_path, monkeypatch):
+    from vllm.v1.metrics.stats import SchedulerStats
+
     from mx_vllm.ready import serving_channel
     from mx_vllm.serving_load import MxStatLogger
-    from vllm.v1.metrics.stats import SchedulerStats
 
     monkeypatch.setenv("MX_RUNTIME_DIR", str(tmp_path / "run"))
     logger = MxStatLogger(real_config)
