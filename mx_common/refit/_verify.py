@@ -30,9 +30,8 @@ def differing(expected: npt.NDArray[np.uint64], blocks: Sequence[torch.Tensor]) 
     if len(blocks) < 2 or blocks[0].device.type != "cpu":
         found = [tensor_digest(block) for block in blocks]
     else:
-        with ThreadPoolExecutor(
-            _THREADS, thread_name_prefix="mx-digest"
-        ) as pool:  # torch lets go of the interpreter while it sums
+        # torch lets go of the interpreter while it sums
+        with ThreadPoolExecutor(_THREADS, thread_name_prefix="mx-digest") as pool:
             found = list(pool.map(tensor_digest, blocks))
     return [int(row) for row in np.flatnonzero(np.array(found, dtype=np.uint64) != expected)]
 
@@ -43,11 +42,20 @@ def nonfinite(tensors: Mapping[str, torch.Tensor]) -> list[str]:
 
     strange = []
     for name, tensor in tensors.items():
-        # one pass at memory speed: NaN and infinity survive a sum. A finite tensor may overflow it, so the rare hit is looked at closely
-        if (
-            tensor.is_floating_point()
-            and not torch.isfinite(tensor.sum(dtype=torch.float32))
-            and not torch.isfinite(tensor).all()
-        ):
+        if not tensor.is_floating_point() or not tensor.numel():
+            continue
+        # one pass at memory speed; a finite tensor may overflow it, so the rare hit is looked at closely
+        if not torch.isfinite(_finite_if_all_are(tensor)) and not torch.isfinite(tensor.float()).all():
             strange.append(name)
     return strange
+
+
+def _finite_if_all_are(tensor: torch.Tensor) -> torch.Tensor:
+    """A number that is not finite when one in `tensor` is not, and seldom else."""
+    import torch
+
+    if tensor.dtype in (torch.bfloat16, torch.float32, torch.float64):
+        return tensor.sum()
+    # sums of float16 overflow too easily, and 8-bit floats have none
+    low, high = torch.aminmax(tensor.float() if tensor.dtype.itemsize == 1 else tensor)
+    return low.float().abs() + high.float().abs()

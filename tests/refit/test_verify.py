@@ -1,0 +1,36 @@
+"""What arrived is looked at before it is installed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from mx_common.load.digest import tensor_digest
+from mx_common.refit._verify import differing, nonfinite
+
+DTYPES = [torch.bfloat16, torch.float32, torch.float64, torch.float16, torch.float8_e5m2]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_one_number_that_is_none_is_found_in_any_dtype(dtype, bad):
+    tensor = torch.ones(1000)
+    assert nonfinite({"fine": tensor.to(dtype)}) == []
+    tensor[737] = bad
+    assert nonfinite({"fine": torch.ones(3, dtype=dtype), "spoilt": tensor.to(dtype)}) == ["spoilt"]
+
+
+def test_large_finite_numbers_whole_numbers_and_empty_tensors_are_no_finding():
+    large = {dtype: torch.full((100_000,), torch.finfo(dtype).max, dtype=dtype) for dtype in DTYPES}
+    assert nonfinite({str(dtype): tensor for dtype, tensor in large.items()}) == []
+    assert nonfinite({"whole": torch.ones(4, dtype=torch.int8), "empty": torch.empty(0)}) == []
+
+
+def test_each_block_that_differs_is_found():
+    blocks = list(torch.arange(4096, dtype=torch.uint8).view(torch.int8).view(4, -1).clone())
+    expected = np.array([tensor_digest(block) for block in blocks], dtype=np.uint64)
+    assert differing(expected, blocks) == []
+    blocks[1][5] += 1
+    blocks[3][0] += 1
+    assert differing(expected, blocks) == [1, 3]
