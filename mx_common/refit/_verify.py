@@ -44,8 +44,10 @@ def nonfinite(tensors: Mapping[str, torch.Tensor]) -> list[str]:
     for name, tensor in tensors.items():
         if not tensor.is_floating_point() or not tensor.numel():
             continue
+        if tensor.dtype.itemsize == 1:
+            tensor = tensor.float()  # 8-bit floats can do little
         # one pass at memory speed; a finite tensor may overflow it, so the rare hit is looked at closely
-        if not torch.isfinite(_finite_if_all_are(tensor)) and not torch.isfinite(tensor.float()).all():
+        if not torch.isfinite(_finite_if_all_are(tensor)) and not torch.isfinite(tensor).all():
             strange.append(name)
     return strange
 
@@ -56,6 +58,5 @@ def _finite_if_all_are(tensor: torch.Tensor) -> torch.Tensor:
 
     if tensor.dtype in (torch.bfloat16, torch.float32, torch.float64):
         return tensor.sum()
-    # sums of float16 overflow too easily, and 8-bit floats have none
-    low, high = torch.aminmax(tensor.float() if tensor.dtype.itemsize == 1 else tensor)
+    low, high = torch.aminmax(tensor)  # sums of float16 overflow too easily
     return low.float().abs() + high.float().abs()
