@@ -15,7 +15,7 @@ import sys
 from importlib import import_module, metadata
 from pathlib import Path
 
-RUNS = ("load_pull", "digest", "ordering", "idle_source", "target_memory")
+RUNS = ("load_pull", "digest", "ordering", "idle_source", "target_memory", "planning", "shard_table", "refit")
 RESULTS = Path(__file__).with_name("RESULTS.md")
 
 

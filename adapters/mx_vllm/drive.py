@@ -15,6 +15,7 @@ import contextlib
 import json
 import urllib.error
 import urllib.request
+import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -25,7 +26,8 @@ from mx_common.errors import RefitFailed, SourceLost
 
 __all__ = ["newest_version", "refit", "refit_server"]
 
-_prepared: set[tuple[int, str]] = set()
+# what each engine was last initialised with
+_settings: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
 
 
 def refit(
@@ -42,10 +44,9 @@ def refit(
     vLLM raises for a failed update, whose text is that of RefitFailed."""
     number = newest_version(model_name, server) if version is None else version
     init = {"model_name": model_name, "path": path, "server": server, "only": list(only)}
-    key = (id(llm), json.dumps(init, sort_keys=True))
-    if key not in _prepared:
+    if _settings.get(llm) != init:
         llm.init_weight_transfer_engine({"init_info": init})
-        _prepared.add(key)
+        _settings[llm] = init
     llm.start_weight_update()
     llm.update_weights({"update_info": {"version": number, "timeout": timeout}})
     llm.finish_weight_update(weight_version=str(number))

@@ -20,12 +20,13 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 import xxhash
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["byte_view", "tensor_digest", "tensor_digests"]
+__all__ = ["ROW", "block_digests", "byte_view", "tensor_digest", "tensor_digests"]
 
 ROW = 2048
 SUMS = 8
@@ -38,19 +39,38 @@ def tensor_digest(tensor: torch.Tensor) -> int:
     Any dtype, any shape; non-contiguous tensors must fill one gap-free range (a transposed weight does).
     Raises ValueError for a tensor with gaps.
     """
+    return block_digests(tensor, 1)[0]
+
+
+def block_digests(tensor: torch.Tensor, blocks: int) -> list[int]:
+    """The digests of `blocks` equal parts of those bytes, each as if it were a tensor of its own.
+
+    Quicker than one by one, where parts are whole rows. Raises ValueError when the bytes do not divide."""
     data = byte_view(tensor)
-    length = data.numel()
-    whole = length - length % ROW
-    sums = [_row_sums(data[:whole].view(-1, ROW))] if whole else []
-    if whole < length:
+    if blocks < 1 or data.numel() % blocks:
+        raise ValueError(f"{data.numel()} bytes do not divide into {blocks} equal blocks")
+    length = data.numel() // blocks
+    if length % ROW and blocks > 1:
+        return [digest for part in data.view(blocks, length) for digest in block_digests(part, 1)]
+    whole = data.numel() - data.numel() % ROW
+    sums = [_on_host(_row_sums(data[:whole].view(-1, ROW)))] if whole else []
+    if whole < data.numel():
         import torch
 
         last = torch.zeros(ROW, dtype=torch.int8, device=data.device)
-        last[: length - whole] = data[whole:]
-        sums.append(_row_sums(last.view(1, ROW)))
-    state = xxhash.xxh3_64()
-    for part in sums:
-        state.update(np.ascontiguousarray(part.cpu().numpy(), dtype="<i4").data.cast("B"))
+        last[: data.numel() - whole] = data[whole:]
+        sums.append(_on_host(_row_sums(last.view(1, ROW))))
+    joined = np.concatenate(sums) if sums else np.zeros((0, SUMS), dtype="<i4")
+    rows = len(joined) // blocks
+    return [_hashed(joined[n * rows : (n + 1) * rows], length) for n in range(blocks)]
+
+
+def _on_host(sums: torch.Tensor) -> npt.NDArray[np.int32]:
+    return np.ascontiguousarray(sums.cpu().numpy(), dtype="<i4")
+
+
+def _hashed(sums: npt.NDArray[np.int32], length: int) -> int:
+    state = xxhash.xxh3_64(sums.data.cast("B") if len(sums) else b"")
     state.update(length.to_bytes(8, "little"))
     return int(state.intdigest())
 

@@ -22,13 +22,14 @@ __all__ = ["row_block_digests", "row_blocks"]
 
 BLOCK_COUNTS = (8, 4, 2)
 MIN_BLOCK_BYTES = 64 << 10  # below this a digest costs more in calls than in bytes
+ALIGNMENT = 2048  # blocks of whole digest rows are summed in one pass over the shard
 
 
 def row_blocks(rows: int, nbytes: int) -> int:
-    """Into how many row blocks a shard of `rows` (its dim 0; 1 for a scalar) and `nbytes` bytes is cut: the largest of 8, 4, 2, 1 that
-    divides the rows and leaves 64 KiB or more a block."""
+    """Into how many row blocks a shard of `rows` (its dim 0; 1 for a scalar) and `nbytes` bytes is cut: the largest of 8, 4, 2 that divides
+    the rows and leaves 64 KiB or more a block, a multiple of 2,048 bytes; else 1."""
     for count in BLOCK_COUNTS:
-        if rows % count == 0 and nbytes >= count * MIN_BLOCK_BYTES:
+        if rows % count == 0 and nbytes >= count * MIN_BLOCK_BYTES and nbytes % (count * ALIGNMENT) == 0:
             return count
     return 1
 
@@ -38,14 +39,11 @@ def row_block_digests(tensor: torch.Tensor, blocks: int) -> npt.NDArray[np.uint6
 
     Raises ConfigError when the blocks do not divide its rows.
     """
-    from mx_common.load.digest import tensor_digest
+    from mx_common.load.digest import block_digests
 
     rows = tensor.shape[0] if tensor.dim() else 1
     if blocks < 1 or rows % blocks:
         raise ConfigError(
             f"{rows} rows do not divide into {blocks} equal blocks; take the count from row_blocks or from the shard table"
         )
-    if blocks == 1:
-        return np.array([tensor_digest(tensor)], dtype=np.uint64)
-    cut = tensor.view(blocks, rows // blocks, *tensor.shape[1:])
-    return np.array([tensor_digest(block) for block in cut], dtype=np.uint64)
+    return np.array(block_digests(tensor, blocks), dtype=np.uint64)

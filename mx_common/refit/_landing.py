@@ -30,8 +30,8 @@ __all__ = ["Layout", "Round", "reshard_layout", "staged_layout"]
 
 @dataclass(frozen=True)
 class Round:
-    """Boxes that land together. `tensors`: what they land in, by the name that a report gives them; `landed`: to be called when all bytes
-    are verified, and before the next round may reuse the memory."""
+    """Boxes that land together. `tensors`: what they land in and what is gone after `landed`, by the name that a report gives them;
+    `landed`: to be called when all bytes are verified, and before the next round may reuse the memory."""
 
     pieces: Pieces
     tensors: Mapping[str, torch.Tensor]
@@ -40,21 +40,27 @@ class Round:
 
 @dataclass(frozen=True)
 class Layout:
-    """All rounds of a version of this layout. `install` writes the live parameters, unless the rounds do (`writes_live`). `derived`: live
-    tensors that no checkpoint tensor fills; `unused`: checkpoint tensors the engine ignores; `whole`: those its own loader installs."""
+    """All rounds of a version of this layout. `install` writes the live parameters, unless the rounds do (`writes_live`): by their reads
+    (`reads_live`), or when they have landed. `filled`: what is whole after the last round. `derived`: live tensors that no checkpoint
+    tensor fills (not known when only a part is wanted); `unused`: checkpoint tensors the engine ignores; `whole`: those its own loader
+    installs."""
 
     rounds: tuple[Round, ...]
     memory: Memory
     install: Callable[[], None]
     writes_live: bool
+    reads_live: bool = False
+    filled: Mapping[str, torch.Tensor] = field(default_factory=dict)
     derived: tuple[str, ...] = ()
     unused: tuple[str, ...] = ()
     whole: tuple[str, ...] = ()
     staging_bytes: int = field(default=0)
 
 
-def staged_layout(facts: TensorFacts, engine: RefitEngine, job: RefitJob, device: torch.device) -> Layout:
-    """Every tensor in full, as many at a time as the area holds. Raises ConfigError for a tensor larger than the area."""
+def staged_layout(capture: Capture, facts: TensorFacts, engine: RefitEngine, job: RefitJob, device: torch.device) -> Layout:
+    """Every tensor in full, as many at a time as the area holds. Raises ConfigError for a tensor larger than the area, CoverageError when
+    the engine's loader would leave part of a parameter unwritten."""
+    half = _half_filled(capture, facts, engine, job)
     memory, bound = Memory(device), job.staging_bytes // 2
     batches = list(_batches([(name, shape, dtype) for name, (shape, dtype) in facts.items()], bound))
     area = memory.area(max((sum(_padded(shape, dtype) for _, shape, dtype in batch) for batch in batches), default=ALIGNMENT))
@@ -73,30 +79,35 @@ def staged_layout(facts: TensorFacts, engine: RefitEngine, job: RefitJob, device
         for landing in landings
     )
     install = loading(landings[0]) if at_once and landings else lambda: None
-    return Layout(rounds, memory, install, not at_once, whole=tuple(facts), staging_bytes=area.numel())
+    return Layout(
+        rounds,
+        memory,
+        install,
+        not at_once,
+        derived=_derived(capture, half, job),
+        unused=tuple(capture.unused),
+        whole=tuple(facts),
+        staging_bytes=area.numel(),
+    )
 
 
 def reshard_layout(capture: Capture, facts: TensorFacts, engine: RefitEngine, job: RefitJob, device: torch.device) -> Layout:
     """Exact boxes into a shadow of the parameters, or into the parameters themselves where there is no room for one.
 
     Raises CoverageError when the engine's loader leaves part of a parameter unwritten."""
-    live = engine.parameters()
-    half = sorted(name for name, missing in capture.uncovered.items() if name in live and 0 < missing < live[name].nbytes)
-    # a loader that raised may write what looks unwritten: those tensors go whole
-    if half and job.wanted is None and not capture.failed:
-        raise CoverageError(
-            f"{job.model_name}: the trainer's tensors fill only part of {', '.join(half[:5])}; it must publish every tensor that the "
-            "engine's loader reads"
-        )
+    live, half = engine.parameters(), _half_filled(capture, facts, engine, job)
     touched = sorted({piece.param for piece in capture.pieces})
     memory, bound, where = Memory(device), job.staging_bytes // 2, device.index or 0
     shadowed = _room_for_shadow(job, sum(live[name].nbytes for name in touched), device)
     target = {name: memory.like(live[name]) if shadowed else memory.adopt(live[name]) for name in touched}
+    written = dict.fromkeys(touched, 0)  # no two pieces write the same byte
+    for piece in capture.pieces:
+        written[piece.param] += math.prod(piece.size) * piece.dst_dtype.itemsize
+    # what no piece writes stays as it serves, whoever writes it meanwhile: the rest in a partial refit, padding, what the loader computes
+    parts = [piece for piece in capture.pieces if written[piece.param] < live[piece.param].nbytes]
     if shadowed:
-        for name in touched:
-            # what no piece writes stays as it serves: the rest in a partial refit, padding that the loader fills by itself
-            if job.wanted is not None or name in capture.constant or name in capture.uncovered:
-                target[name].copy_(live[name])
+        for name in {piece.param for piece in parts}:
+            target[name].copy_(live[name])  # so that nobody takes what is undefined for a version's NaN
     whole = {name: facts[name] for name in capture.whole}
     kept = carved(memory.area(sum(_padded(*fact) for fact in whole.values()) or ALIGNMENT), list(whole.values()))
     held = dict(zip(whole, kept, strict=True))
@@ -108,7 +119,7 @@ def reshard_layout(capture: Capture, facts: TensorFacts, engine: RefitEngine, jo
         for p in same
     ]
     first += [_dense(name, (0,) * len(facts[name][0]), tensor) for name, tensor in held.items()]
-    rounds = [Round(Pieces.of(first, memory.mem), {**target, **held})] if first else []
+    rounds = [Round(Pieces.of(first, memory.mem), held)] if first else []
     casts = [part for piece in casts for part in _by_rows(piece, bound)]
     batches = list(_batches([(piece, piece.size, piece.src_dtype) for piece in casts], bound))
     area = (
@@ -118,14 +129,15 @@ def reshard_layout(capture: Capture, facts: TensorFacts, engine: RefitEngine, jo
         assert area is not None
         landings = carved(area, [(size, dtype) for _, size, dtype in batch])
         rows = [_dense(p.tensor, p.start, t) for (p, _, _), t in zip(batch, landings, strict=True)]
-        named = {f"{p.tensor}{list(p.start)}": t for (p, _, _), t in zip(batch, landings, strict=True)}
-        rounds.append(Round(Pieces.of(rows, memory.mem), named, _casting([p for p, _, _ in batch], landings, target)))
+        rounds.append(Round(Pieces.of(rows, memory.mem), {}, _casting([p for p, _, _ in batch], landings, target)))
 
     def install() -> None:
         if shadowed:
             now = engine.parameters()
-            for name, tensor in target.items():
-                now[name].copy_(tensor)
+            for name in target.keys() - {piece.param for piece in parts}:
+                now[name].copy_(target[name])
+            for piece in parts:
+                _view(now[piece.param], piece).copy_(_view(target[piece.param], piece))
         if held:
             engine.load(held.items())
 
@@ -134,7 +146,9 @@ def reshard_layout(capture: Capture, facts: TensorFacts, engine: RefitEngine, jo
         memory,
         install,
         not shadowed,
-        derived=tuple(sorted(name for name in capture.uncovered if name not in half)),
+        reads_live=not shadowed,
+        filled=target,
+        derived=_derived(capture, half, job),
         unused=tuple(capture.unused),
         whole=tuple(whole),
         staging_bytes=0 if area is None else area.numel(),
@@ -159,12 +173,38 @@ def _by_rows(piece: CapturedPiece, bound: int) -> Iterator[CapturedPiece]:
 def _casting(pieces: Sequence, landings: Sequence[torch.Tensor], target: Mapping[str, torch.Tensor]) -> Callable[[], None]:  # type: ignore[type-arg]
     def cast() -> None:
         for piece, landing in zip(pieces, landings, strict=True):
-            into = target[piece.param]
-            step = into.element_size()
-            view = into.as_strided(piece.size, [n // step for n in piece.stride], into.storage_offset() + piece.offset // step)
-            view.copy_(landing)
+            _view(target[piece.param], piece).copy_(landing)
 
     return cast
+
+
+def _view(into: torch.Tensor, piece: CapturedPiece) -> torch.Tensor:
+    """The part of a parameter that a piece writes, in the shape of its box."""
+    step = into.element_size()
+    return into.as_strided(piece.size, [n // step for n in piece.stride], into.storage_offset() + piece.offset // step)
+
+
+def _half_filled(capture: Capture, facts: TensorFacts, engine: RefitEngine, job: RefitJob) -> list[str]:
+    """Parameters that the loader fills in part. Raises CoverageError where a whole version must fill them, and when it fills nothing."""
+    live = engine.parameters()
+    if not capture.pieces and not capture.whole:
+        raise CoverageError(
+            f"{job.model_name}: the engine's loader uses none of the {len(facts)} tensors that the trainer publishes for it "
+            f"({', '.join(list(facts)[:3])}, ...); its parameters are {', '.join(list(live)[:3])}, ...: publish checkpoint names"
+        )
+    half = sorted(name for name, missing in capture.uncovered.items() if name in live and 0 < missing < live[name].nbytes)
+    # a loader that raised may write what looks unwritten: those tensors go whole
+    if half and job.wanted is None and not capture.failed:
+        raise CoverageError(
+            f"{job.model_name}: the trainer's tensors fill only part of {', '.join(half[:5])}; it must publish every tensor that the "
+            "engine's loader reads"
+        )
+    return half
+
+
+def _derived(capture: Capture, half: Sequence[str], job: RefitJob) -> tuple[str, ...]:
+    """What no published tensor fills; of a part nothing is known of the rest."""
+    return () if job.wanted is not None else tuple(sorted(capture.uncovered.keys() - set(half)))
 
 
 def _dense(name: str, start: tuple[int, ...], tensor: torch.Tensor) -> Piece:

@@ -43,7 +43,11 @@ class Memory:
         """A new tensor laid out as `tensor`, its values undefined."""
         import torch
 
-        return self.adopt(torch.empty_like(tensor, memory_format=torch.preserve_format))
+        # not empty_like: that gives a tensor with gaps other strides, and places are told in those of `tensor`
+        made = torch.empty_strided(tuple(tensor.shape), tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+        if made.nbytes:
+            self._keep(torch.empty(0, dtype=torch.int8, device=made.device).set_(made.untyped_storage()))
+        return made
 
     def area(self, nbytes: int) -> torch.Tensor:
         """`nbytes` new bytes."""
@@ -54,9 +58,7 @@ class Memory:
     def adopt(self, tensor: torch.Tensor) -> torch.Tensor:
         """Let reads land in memory that exists. Raises ValueError when it has gaps."""
         if tensor.nbytes and self._find(tensor.data_ptr()) is None:
-            bisect.insort(
-                self._buffers, (tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes, byte_view(tensor)), key=lambda b: b[0]
-            )
+            self._keep(byte_view(tensor))
         return tensor
 
     def bytes_at(self, addr: int, nbytes: int) -> torch.Tensor:
@@ -76,6 +78,9 @@ class Memory:
     def nbytes(self) -> int:
         """Bytes in all buffers."""
         return sum(end - start for start, end, _ in self._buffers)
+
+    def _keep(self, flat: torch.Tensor) -> None:
+        bisect.insort(self._buffers, (flat.data_ptr(), flat.data_ptr() + flat.nbytes, flat), key=lambda b: b[0])
 
     def _find(self, addr: int) -> tuple[int, int, torch.Tensor] | None:
         at = bisect.bisect_right(self._buffers, addr, key=lambda b: b[0]) - 1

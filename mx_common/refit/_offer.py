@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from mx_common.directory.refit_client import RefitClient
+from mx_common.directory.refit_client import RefitClient, VersionInfo
 from mx_common.directory.refit_worker import fetch_manifest
 from mx_common.errors import SourceLost
 from mx_common.refit.engine import RefitJob
@@ -40,8 +40,18 @@ class Offer:
 @contextlib.contextmanager
 def offered(client: RefitClient, job: RefitJob, version: int | None, timeout: float) -> Iterator[Offer]:
     """`version`: exactly that one, None for the newest; waited for until it is READY. Raises SourceLost, naming what is missing."""
-    found = _wait(client, job.model_name, version, timeout)
-    with client.lease(found.uid, job.worker_id) as lease:
+    deadline = time.monotonic() + timeout
+    with contextlib.ExitStack() as stack:
+        while True:
+            found = _wait(client, job.model_name, version, timeout, deadline)
+            try:
+                lease = stack.enter_context(client.lease(found.uid, job.worker_id))
+                break
+            except SourceLost:
+                # between the two calls a newer one superseded it, or its trainer went on
+                if version is not None or time.monotonic() >= deadline:
+                    raise
+                time.sleep(_LOOK_SECONDS)
         shards = sorted(client.list_shards(found.uid), key=lambda shard: shard.source_slot_id)  # plans are kept by row
         with ThreadPoolExecutor(min(_FETCHES_AT_ONCE, max(1, len(shards))), thread_name_prefix="mx-manifests") as pool:
             blobs = list(
@@ -56,8 +66,7 @@ def offered(client: RefitClient, job: RefitJob, version: int | None, timeout: fl
         yield Offer(found.number, found.uid, table, lease.check)
 
 
-def _wait(client: RefitClient, model_name: str, version: int | None, timeout: float):  # type: ignore[no-untyped-def]
-    deadline = time.monotonic() + timeout
+def _wait(client: RefitClient, model_name: str, version: int | None, timeout: float, deadline: float) -> VersionInfo:
     while True:
         found = client.find(model_name, version)
         if found is not None:

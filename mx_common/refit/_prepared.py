@@ -41,10 +41,10 @@ class Planned:
 
 
 class Planner:
-    """Plans for one receiver."""
+    """Plans for one receiver. `release`: called before the memory of a new layout is taken, to give back what holds that of the old one."""
 
-    def __init__(self, job: RefitJob, engine: RefitEngine) -> None:
-        self._job, self._engine = job, engine
+    def __init__(self, job: RefitJob, engine: RefitEngine, release: Callable[[], None] = lambda: None) -> None:
+        self._job, self._engine, self._release = job, engine, release
         self._layout_key: object = None
         self._layout: Layout | None = None
         self._plan_key: object = None
@@ -58,6 +58,7 @@ class Planner:
         if self._layout is None or key != self._layout_key:
             self._layout = None  # the old layout's memory is given back before the new one's is taken
             self._plan_key = None
+            self._release()
             table.check()
             self._layout, self._layout_key = self._new_layout(table), key
         digested = bool((np.diff(table.digest_offset) > 0).all())
@@ -97,7 +98,10 @@ class Planner:
             raise CoverageError(
                 f"none of the {len(table.names)} tensors that the trainer publishes of {job.model_name} is wanted; check the name patterns"
             )
-        device = next(iter(self._engine.parameters().values())).device
-        if job.path == "staged":
-            return staged_layout(facts, self._engine, job, device)
-        return reshard_layout(self._engine.capture(facts), facts, self._engine, job, device)
+        device = next((tensor.device for tensor in self._engine.parameters().values()), None)
+        if device is None:
+            raise CoverageError(
+                f"the engine that should take over {job.model_name} has no parameters; refit it after it has loaded"
+            )
+        make = staged_layout if job.path == "staged" else reshard_layout
+        return make(self._engine.capture(facts), facts, self._engine, job, device)

@@ -10,6 +10,7 @@ Invariant: `run` raises before a digest that differs is followed by another read
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +22,7 @@ import numpy.typing as npt
 
 from mx_common import envs
 from mx_common._timed import timed
-from mx_common.errors import DigestMismatch, MxError
+from mx_common.errors import DigestMismatch
 from mx_common.refit._memory import Memory
 from mx_common.refit._verify import differing
 from mx_common.refit.plan import Plan
@@ -90,6 +91,7 @@ class Reader:
         self._registered = 0
         self._peers: dict[str, tuple[bytes, str]] = {}
         self._staging: torch.Tensor | None = None
+        self._stuck = False
 
     def attach(self, memory: Memory, agents: Sequence[Agent], staging_bytes: int) -> None:
         """Be ready to read from `agents` into `memory`, and into `staging_bytes` of staging. Raises TransferError."""
@@ -143,23 +145,32 @@ class Reader:
     def reset(self) -> bool:
         """Give the transport up after an error. False when it could not be closed: then the memory it was reading into is kept for good,
         and must not be used again."""
-        try:
+        with contextlib.suppress(Exception):  # it is remembered
             self._drop_transport()
-        except MxError:
-            _quarantine.append(self._memory)
-            self._transport, self._memory, self._staging, self._peers = None, None, None, {}
-            return False
-        return True
+        stuck, self._stuck = self._stuck, False
+        return not stuck
+
+    def release(self) -> None:
+        """Close the transport and forget the memory. Raises what the transport raises when it cannot be closed."""
+        self._drop_transport()
+        self._memory = self._staging = None
 
     def close(self) -> None:
-        """Close the transport and forget the memory."""
+        """The same, whatever the transport says."""
         self.reset()
         self._memory = self._staging = None
 
     def _drop_transport(self) -> None:
-        if self._transport is not None:
-            self._transport.close()
-        self._transport, self._peers = None, {}
+        transport, self._transport, self._peers = self._transport, None, {}
+        if transport is None:
+            return
+        try:
+            transport.close()
+        except BaseException:  # a second close says nothing any more, so it is now or never
+            _quarantine.append(self._memory)
+            self._memory = self._staging = None
+            self._stuck = True
+            raise
 
     def _read(self, table: ShardTable, wire: Wire, work: dict[int, list[Reads]]) -> None:
         """All reads of all agents, agents side by side; waits for all of them also when one fails."""
@@ -186,7 +197,7 @@ class Reader:
 
     def _verify(self, table: ShardTable, rows: _Blocks, memory: Memory, addr: list[int], nbytes: npt.NDArray[np.int64]) -> None:
         expected: list[npt.NDArray[np.uint64]] = []
-        blocks: list[torch.Tensor] = []
+        runs: list[torch.Tensor] = []
         owner: list[int] = []
         for row in range(len(addr)):
             count, shard = int(rows.blocks[row]), int(rows.shard[row])
@@ -194,18 +205,16 @@ class Reader:
                 continue
             first = int(table.digest_offset[shard]) + int(rows.first_block[row])
             expected.append(table.digests[first : first + count])
-            blocks += memory.bytes_at(addr[row], int(nbytes[row])).view(count, -1)
-            owner += [shard] * count
-        if not blocks:
-            return
-        wrong = differing(np.concatenate(expected), blocks)
+            runs.append(memory.bytes_at(addr[row], int(nbytes[row])))
+            owner.append(shard)
+        wrong = differing(expected, runs)
         if wrong:
-            shards = list(dict.fromkeys(owner[block] for block in wrong))
+            shards = list(dict.fromkeys(owner[run] for run, _ in wrong))
             names = [f"{table.names[table.tensor[s]]} of {table.agents[table.agent[s]].slot}" for s in shards[:5]]
             more = f" and {len(shards) - 5} more" if len(shards) > 5 else ""
             raise DigestMismatch(
-                f"{len(wrong)} of {len(blocks)} row blocks differ from what was published ({', '.join(names)}{more}); the trainer "
-                "changed its weights while they were read (its MX_PUBLISH_WAIT_SECONDS ran out?), or the transport damaged them"
+                f"{len(wrong)} of {sum(map(len, expected))} row blocks differ from what was published ({', '.join(names)}{more}); the "
+                "trainer changed its weights while they were read (its MX_PUBLISH_WAIT_SECONDS ran out?), or the transport damaged them"
             )
 
 

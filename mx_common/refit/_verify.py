@@ -1,6 +1,6 @@
 """Was what arrived what was published: digests of row blocks, and numbers that are none.
 
-    wrong = differing(expected, blocks)             # blocks: flat bytes of each row block, where they lie
+    wrong = differing(expected, runs)               # runs: flat bytes of consecutive row blocks, where they lie
     nonfinite({"model.norm.weight": tensor})
 
 Invariant: reads memory, writes none.
@@ -8,6 +8,7 @@ Invariant: reads memory, writes none.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
@@ -15,25 +16,38 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from mx_common.load.digest import tensor_digest
+from mx_common.load.digest import block_digests
 
 if TYPE_CHECKING:
     import torch
 
 __all__ = ["differing", "nonfinite"]
 
-_THREADS = 4
 
+def differing(expected: Sequence[npt.NDArray[np.uint64]], runs: Sequence[torch.Tensor]) -> list[tuple[int, int]]:
+    """(run, block) of each block whose digest is not the expected one. `runs`: flat bytes of consecutive blocks, where they lie;
+    `expected`: the digests of each run's blocks."""
 
-def differing(expected: npt.NDArray[np.uint64], blocks: Sequence[torch.Tensor]) -> list[int]:
-    """Indices of blocks whose digest is not the expected one."""
-    if len(blocks) < 2 or blocks[0].device.type != "cpu":
-        found = [tensor_digest(block) for block in blocks]
+    def found(run: int) -> npt.NDArray[np.bool_]:
+        differs: npt.NDArray[np.bool_] = np.array(block_digests(runs[run], len(expected[run])), dtype=np.uint64) != expected[run]
+        return differs
+
+    threads = _threads(runs)
+    if threads == 1:
+        wrong = [found(run) for run in range(len(runs))]
     else:
-        # torch lets go of the interpreter while it sums
-        with ThreadPoolExecutor(_THREADS, thread_name_prefix="mx-digest") as pool:
-            found = list(pool.map(tensor_digest, blocks))
-    return [int(row) for row in np.flatnonzero(np.array(found, dtype=np.uint64) != expected)]
+        with ThreadPoolExecutor(threads, thread_name_prefix="mx-digest") as pool:
+            wrong = list(pool.map(found, range(len(runs))))
+    return [(run, int(block)) for run, flags in enumerate(wrong) for block in np.flatnonzero(flags)]
+
+
+def _threads(runs: Sequence[torch.Tensor]) -> int:
+    """As many as leave each the cores that torch takes within one sum."""
+    import torch
+
+    if len(runs) < 2 or runs[0].device.type != "cpu":
+        return 1
+    return max(1, min(len(runs), len(os.sched_getaffinity(0)) // int(torch.get_num_threads())))
 
 
 def nonfinite(tensors: Mapping[str, torch.Tensor]) -> list[str]:

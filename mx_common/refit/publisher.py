@@ -86,10 +86,17 @@ class Publisher:
         self._holds: Sequence[torch.Tensor] = ()
         self._copies: list[torch.Tensor] = []
         self._current = ""
+        self._digested = True
         self._served: list[str] = []
+        self._overdue: list[
+            tuple[str, Sequence[torch.Tensor]]
+        ] = []  # versions that are read longer than was waited for, and their memory
+        self._closed = False
 
     def publish(self, version: int, held: Sequence[Held]) -> Published:
         """Publish this rank's part of `version`; returns when the directory has it. Raises MxError; nothing is published then."""
+        if self._closed:
+            raise ConfigError(f"the publisher of slot {self.slot} of {self.model_name} is closed; make another one")
         seconds: dict[str, float] = {}
         held = [part for part in held if part.tensor.numel()]
         with timed(seconds, "snapshot"):
@@ -104,14 +111,17 @@ class Publisher:
             transport = self._registered_transport(held)
         with timed(seconds, "digest"):
             agent = Agent(self.slot, transport.name, transport.metadata(), "DRAM" if _on_host(held) else "VRAM")
-            table = ShardTable.from_held(held, agent, digests=envs.VERIFY_DIGEST.get())
+            digested = envs.VERIFY_DIGEST.get()
+            table = ShardTable.from_held(held, agent, digests=digested)
             manifest = table.encode()
         with timed(seconds, "directory"):
             key = f"{self.model_name}/{self.run}/{version}"
             uid = self._client.create_version(self.model_name, version, self.slots, idempotency_key=key, run=self.run)
+            # from here on it may be read, whatever becomes of the answers
+            self._current, self._digested = uid, digested
             server = self._manifest_server()
             server.add(uid, self.slot, manifest)
-            self._served.append(uid)
+            self._served = [*(old for old in self._served if old != uid), uid]
             self._client.add_shard(
                 uid,
                 self.slot,
@@ -124,7 +134,6 @@ class Publisher:
         for old in self._served[:-2]:
             server.remove(old, self.slot)
         self._served = self._served[-2:]
-        self._current = uid
         published = Published(version, uid, int(table.total_bytes), seconds)
         self._log.info(
             "published version %d of %s, slot %s: %d tensors, %.1f MB (%s)",
@@ -148,15 +157,19 @@ class Publisher:
 
     def close(self) -> None:
         """Withdraw the last version, wait for its readers (bounded), and give everything back."""
-        with contextlib.suppress(MxError):
-            self._release()
-        if self._manifests is not None:
-            self._manifests.stop()
-        if self._transport is not None:
-            self._transport.close()
-        self._client.close()
+        if self._closed:
+            return
+        self._closed = True
+        with contextlib.ExitStack() as stack:
+            stack.callback(self._client.close)
+            if self._transport is not None:
+                stack.callback(self._transport.close)
+            if self._manifests is not None:
+                stack.callback(self._manifests.stop)
+            with contextlib.suppress(MxError):
+                self._release()
         self._transport = self._manifests = None
-        self._holds, self._copies = (), []
+        self._holds, self._copies, self._overdue = (), [], []
 
     def __enter__(self) -> Publisher:
         return self
@@ -165,15 +178,23 @@ class Publisher:
         self.close()
 
     def _release(self) -> bool:
-        uid, self._current = self._current, ""
+        """Whether nobody reads the current version any more. It stays current when the directory cannot be asked."""
+        uid = self._current
         if not uid:
             return True
         self._client.delete(uid)
-        if self._client.wait_unleased(uid, envs.PUBLISH_WAIT_SECONDS.get()):
+        self._overdue = [one for one in self._overdue if not self._client.wait_unleased(one[0], 0)]
+        done = self._client.wait_unleased(uid, envs.PUBLISH_WAIT_SECONDS.get())
+        self._current = ""
+        if done:
             return True
+        self._overdue.append((uid, self._holds))
+        if not self._digested:
+            # no digest would tell its readers, so their leases have to
+            self._client.revoke(uid)
         self._log.warning(
             "version %s of %s is still being read after %g s (MX_PUBLISH_WAIT_SECONDS) and is overwritten now; its readers will see "
-            "digests that differ and keep the version they serve",
+            "digests that differ, or that their lease has ended, and keep the version they serve",
             uid,
             self.model_name,
             envs.PUBLISH_WAIT_SECONDS.get(),
@@ -192,13 +213,16 @@ class Publisher:
         return [Held(h.name, h.shape, h.start, copy) for h, copy in zip(held, self._copies, strict=True)]
 
     def _registered_transport(self, held: Sequence[Held]) -> Transport:
-        """The transport, with exactly this memory registered; registering costs, so only when an address changed."""
+        """The transport, with exactly this memory registered; registering costs, so only when an address changed. The memory of a version
+        that was not withdrawn is given up only when its readers are done: a source that frees what is read dies."""
         memory = np.array([(h.tensor.data_ptr(), h.tensor.nbytes, h.tensor.device.index or 0) for h in held], dtype=np.uint64)
         memory = memory.reshape(-1, 3)
         if self._transport is None:
             self._transport = self._opener(self.worker_id)
             self._transport.serve(lambda: False)
         if memory.tobytes() != self._registered:
+            self._release()
+            self._registered = b""
             self._transport.deregister()
             if len(memory):
                 addr, length, device = memory.T

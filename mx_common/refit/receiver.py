@@ -71,20 +71,23 @@ class Receiver:
         self.broken = ""
         self._log = log or logging.getLogger(__name__)
         self._client = RefitClient(resolve(job.server or None))
-        self._planner = Planner(job, engine)
         self._reader = Reader(job.worker_id, opener)
+        self._planner = Planner(job, engine, self._reader.release)
+        self._prepared: Ready | None = None
 
     def update(self, version: int | None = None, timeout: float | None = None) -> Installed:
         """Prepare and install `version` (None: the newest). Raises RefitFailed, saying what serves now."""
         return self.prepare(version, timeout).install()
 
     def prepare(self, version: int | None = None, timeout: float | None = None) -> Ready:
-        """Everything but the last write. Waits at most `timeout` seconds (`MX_REFIT_WAIT_SECONDS`) for the version to be READY.
+        """Everything but the last write. Waits at most `timeout` seconds (`MX_REFIT_WAIT_SECONDS`) for the version to be READY. What was
+        prepared before and is not installed cannot be any more: this takes its memory.
 
         Raises RefitFailed; WeightsBroken when there was no room to prepare aside and reading failed half-way."""
         seconds: dict[str, float] = {}
         limit = envs.REFIT_WAIT_SECONDS.get() if timeout is None else timeout
         wanted = "the newest version" if version is None else f"version {version}"
+        self._prepared = None
         writing = False
         try:
             with ExitStack() as stack:
@@ -97,16 +100,21 @@ class Receiver:
                     )
                 if planned.layout.writes_live:
                     stack.enter_context(self.engine.paused())
-                    writing = True
                 wire = Wire()
                 strange: list[str] = []
                 for number, plan in enumerate(planned.plans):
                     landing = planned.layout.rounds[number]
+                    if planned.layout.reads_live and not writing:
+                        writing = self._refuse_until_whole(offer.number)
                     self._reader.run(plan, offer.table, wire, seconds, verify=self.job.verify and planned.digested)
                     with timed(seconds, "check"):
                         strange += nonfinite(landing.tensors)
+                    if planned.layout.writes_live and not writing:
+                        writing = self._refuse_until_whole(offer.number)
                     with timed(seconds, "land"):
                         landing.landed()
+                with timed(seconds, "check"):
+                    strange += nonfinite(planned.layout.filled)
                 offer.check()
                 verdict = floor.check(transfer_of(self.job, offer, planned, wire, seconds), self._log)
         except MxError as error:
@@ -114,6 +122,9 @@ class Receiver:
         except Exception as error:  # whatever a trainer's records, its bytes and the engine's loader provoke
             self._log.debug("unexpected error in a refit", exc_info=True)
             raise self._failed(wanted, error, writing) from error
+        except BaseException as error:  # an interrupt: reads may be under way, which only the end of the transport stops
+            self._failed(wanted, error, writing)
+            raise
         if strange:
             self._log.warning("version %d of %s has NaN or infinity in %s", offer.number, self.job.model_name, _some(strange))
         layout = planned.layout
@@ -130,10 +141,12 @@ class Receiver:
             layout.unused,
             tuple(strange),
         )
-        return Ready(self, layout, done)
+        self._prepared = Ready(self, layout, done)
+        return self._prepared
 
     def close(self) -> None:
         """Give the transport and the memory back."""
+        self._prepared = None
         self._reader.close()
         self._client.close()
 
@@ -143,35 +156,62 @@ class Receiver:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _failed(self, wanted: str, error: Exception, writing: bool) -> RefitFailed:
+    def _refuse_until_whole(self, number: int) -> bool:
+        """Before the first write to what serves: whatever ends this now, what serves would be mixed."""
+        self.broken = (
+            f"version {number} of {self.job.model_name} is written in place and was not completed; install a whole version"
+        )
+        self.engine.refuse(self.broken)
+        return True
+
+    def _failed(self, wanted: str, error: BaseException, writing: bool) -> RefitFailed:
         if not self._reader.reset():
             self._planner.forget()
         reason = f"{wanted} of {self.job.model_name} was not installed: {type(error).__name__}: {error}"
         if not writing:
-            now = "the weights it was started with" if self.serving is None else f"version {self.serving}"
-            return RefitFailed(f"{reason}; {now} still serve")
+            return RefitFailed(f"{reason}; {self._serves()}")
         self.broken = reason
         self.engine.refuse(reason)
         return WeightsBroken(f"{reason}; its weights are mixed, so it serves nothing until a whole version is installed")
 
+    def _serves(self) -> str:
+        if self.broken:
+            return "its weights are mixed since an earlier failure, so it serves nothing until a whole version is installed"
+        return f"{'the weights it was started with' if self.serving is None else f'version {self.serving}'} still serve"
+
 
 @dataclass
 class Ready:
-    """A version that lies beside what serves, whole and verified."""
+    """A version that lies beside what serves, whole and verified, until its receiver prepares another one."""
 
     _receiver: Receiver = field(repr=False)
     _layout: Layout = field(repr=False)
     facts: Installed
 
     def install(self) -> Installed:
-        """Write it. Raises WeightsBroken when the engine's own loader fails half-way."""
+        """Write it, once. Raises WeightsBroken when the engine's own loader fails half-way; RefitFailed when it is installed already, or
+        another version was prepared since: its memory does not hold this one any more."""
         receiver, done = self._receiver, self.facts
+        wanted = f"version {done.version}"
+        if receiver._prepared is not self:
+            raise RefitFailed(
+                f"{wanted} of {receiver.job.model_name} is not prepared any more: it was installed, or its receiver prepared another one "
+                f"or was closed; prepare it again; {receiver._serves()}"
+            )
+        receiver._prepared = None
         try:
             with timed(done.seconds, "install"), receiver.engine.paused():
-                self._layout.install()
-                receiver.engine.installed(done.version)
+                try:
+                    self._layout.install()
+                    receiver.engine.installed(done.version)
+                except BaseException as error:  # before serving goes on
+                    receiver._failed(wanted, error, True)
+                    raise
         except Exception as error:  # an engine's loader raises what it likes, and some of its writes are done
-            raise receiver._failed(f"version {done.version}", error, True) from error
+            raise receiver._failed(wanted, error, True) from error
+        except BaseException as error:
+            receiver._failed(wanted, error, True)
+            raise
         receiver.serving, receiver.broken = done.version, ""
         receiver._log.info(
             "version %d of %s serves: %.1f MB over the wire (%.2f x what this rank needs), %s",

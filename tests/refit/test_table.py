@@ -64,7 +64,8 @@ class TestRowBlocks:
         ("rows", "nbytes", "blocks"),
         [
             (8, 8 * KIB64, 8),
-            (8, 8 * KIB64 - 1, 4),
+            (8, 8 * KIB64 - 16384, 4),
+            (8, 8 * KIB64 - 8, 1),
             (8, 2 * KIB64, 2),
             (8, KIB64, 1),
             (8, 1, 1),
@@ -75,7 +76,7 @@ class TestRowBlocks:
             (151936, 1 << 30, 8),
         ],
     )
-    def test_the_most_blocks_that_divide_the_rows_and_hold_64_kib(self, rows, nbytes, blocks):
+    def test_the_most_blocks_that_divide_the_rows_and_hold_64_kib_of_whole_digest_rows(self, rows, nbytes, blocks):
         assert row_blocks(rows, nbytes) == blocks
 
     def test_each_block_has_the_digest_of_its_rows(self):

@@ -27,10 +27,12 @@ def test_large_finite_numbers_whole_numbers_and_empty_tensors_are_no_finding():
     assert nonfinite({"whole": torch.ones(4, dtype=torch.int8), "empty": torch.empty(0)}) == []
 
 
-def test_each_block_that_differs_is_found():
-    blocks = list(torch.arange(4096, dtype=torch.uint8).view(torch.int8).view(4, -1).clone())
-    expected = np.array([tensor_digest(block) for block in blocks], dtype=np.uint64)
-    assert differing(expected, blocks) == []
-    blocks[1][5] += 1
-    blocks[3][0] += 1
-    assert differing(expected, blocks) == [1, 3]
+@pytest.mark.parametrize("block", [100, 2048, 5000, 4 * 2048])
+def test_each_block_that_differs_is_found(block):
+    runs = [torch.randint(-128, 127, (count * block,), dtype=torch.int8) for count in (1, 4, 8)]
+    expected = [np.array([tensor_digest(part) for part in run.view(-1, block)], dtype=np.uint64) for run in runs]
+    assert differing(expected, runs) == []
+    runs[1][2 * block + 5] += 1
+    runs[2][7 * block] += 1
+    assert differing(expected, runs) == [(1, 2), (2, 7)]
+    assert differing([], []) == []
