@@ -5,8 +5,9 @@
     refit(llm, "org/model")                                        # an offline engine, vllm.LLM: the newest version
     refit_server("http://127.0.0.1:8000", "org/model", version=7)  # a server with VLLM_SERVER_DEV_MODE=1
 
-Serving pauses between the start and the end of writing, requests in flight are kept and go on with the new weights, prefix and KV caches
-are emptied, and the engine reports the version from then on. Invariant: when the update fails serving resumes with the old version.
+Serving goes on until the version is READY, then pauses until it is installed; requests in flight are kept and go on with the new weights,
+prefix and KV caches are emptied, and the engine reports the version from then on. Invariant: when the update fails serving resumes, with
+the old version.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ from typing import Any
 from mx_common import envs
 from mx_common.directory.embedded import resolve
 from mx_common.directory.refit_client import RefitClient
-from mx_common.errors import RefitFailed, SourceLost
+from mx_common.errors import RefitFailed
 
-__all__ = ["newest_version", "refit", "refit_server"]
+__all__ = ["ready_version", "refit", "refit_server"]
 
 # what each engine was last initialised with
 _settings: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
@@ -42,13 +43,19 @@ def refit(
 ) -> int:
     """Bring an offline `vllm.LLM` to `version` (None: the newest); returns it. `timeout`: seconds to wait until it is READY. Raises what
     vLLM raises for a failed update, whose text is that of RefitFailed."""
-    number = newest_version(model_name, server) if version is None else version
+    number = ready_version(model_name, version, server, timeout)
     init = {"model_name": model_name, "path": path, "server": server, "only": list(only)}
     if _settings.get(llm) != init:
         llm.init_weight_transfer_engine({"init_info": init})
         _settings[llm] = init
     llm.start_weight_update()
-    llm.update_weights({"update_info": {"version": number, "timeout": timeout}})
+    try:
+        llm.update_weights({"update_info": {"version": number}})
+    except Exception:
+        # ends the session on the ranks that did not raise; nothing is installed
+        with contextlib.suppress(Exception):
+            llm.finish_weight_update()
+        raise
     llm.finish_weight_update(weight_version=str(number))
     llm.reset_prefix_cache()
     return number
@@ -62,32 +69,31 @@ def refit_server(
     path: str = "reshard",
     server: str = "",
     only: Sequence[str] = (),
-    init: bool = True,
     timeout: float | None = None,
 ) -> int:
-    """Bring a vLLM server to `version` (None: the newest); returns it. `init=False` when an earlier call did it with the same settings.
-    `timeout`: seconds a call may take (MX_TRANSFER_TIMEOUT and MX_REFIT_WAIT_SECONDS together unless given). Raises RefitFailed."""
-    number = newest_version(model_name, server) if version is None else version
-    seconds = timeout or envs.TRANSFER_TIMEOUT.get() + envs.REFIT_WAIT_SECONDS.get()
-    if init:
-        info = {"model_name": model_name, "path": path, "server": server, "only": list(only)}
-        _post(url, "/init_weight_transfer_engine", seconds, {"init_info": info})
+    """Bring a vLLM server to `version` (None: the newest), waited for `timeout` seconds (`MX_REFIT_WAIT_SECONDS`) while it goes on serving;
+    returns it. The same settings as in the call before keep what the engine has prepared for them. Raises RefitFailed and SourceLost."""
+    number = ready_version(model_name, version, server, timeout)
+    seconds = envs.TRANSFER_TIMEOUT.get() + envs.RPC_TIMEOUT.get()
+    init = {"model_name": model_name, "path": path, "server": server, "only": list(only)}
+    _post(url, "/init_weight_transfer_engine", seconds, {"init_info": init})
     with _paused(url, seconds):
         _post(url, "/start_weight_update", seconds)
-        _post(url, "/update_weights", seconds, {"update_info": {"version": number}})
+        try:
+            _post(url, "/update_weights", seconds, {"update_info": {"version": number}})
+        except RefitFailed:
+            with contextlib.suppress(RefitFailed):  # as above
+                _post(url, "/finish_weight_update", seconds, {})
+            raise
         _post(url, "/finish_weight_update", seconds, {"weight_version": str(number)})
     return number
 
 
-def newest_version(model_name: str, server: str = "") -> int:
-    """The newest READY version of the model, waited for (`MX_REFIT_WAIT_SECONDS`). Raises SourceLost."""
+def ready_version(model_name: str, version: int | None = None, server: str = "", timeout: float | None = None) -> int:
+    """`version` (None: the newest) once it is READY. Raises SourceLost after `timeout` seconds (`MX_REFIT_WAIT_SECONDS`), saying why."""
+    seconds = envs.REFIT_WAIT_SECONDS.get() if timeout is None else timeout
     with RefitClient(resolve(server or None)) as client:
-        found = client.latest(model_name)
-        if found is None:
-            raise SourceLost(
-                f"no version of {model_name} is READY in the directory {client.address}; has the trainer published one?"
-            )
-        return int(found.number)
+        return client.wait_for(model_name, version, seconds).number
 
 
 @contextlib.contextmanager

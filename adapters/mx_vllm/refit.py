@@ -19,10 +19,11 @@ from typing import Any
 
 import torch
 import vllm
+from vllm.distributed.parallel_state import get_world_group
 from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTransferInitInfo, WeightTransferUpdateInfo
 from vllm.logger import init_logger
 
-from mx_common.errors import ConfigError
+from mx_common.errors import ConfigError, RefitFailed, WeightsBroken
 from mx_common.refit.engine import RefitJob
 from mx_common.refit.receiver import Ready, Receiver
 from mx_vllm._logging import speak_through_vllm
@@ -32,6 +33,9 @@ from mx_vllm.refit_model import VllmRefit
 __all__ = ["MxInit", "MxUpdate", "MxWeightTransfer"]
 
 log: logging.Logger = init_logger("vllm.mx")
+
+Said = tuple[str, bool, "int | None"]
+"""Of one rank: why it could not prepare, or ""; whether its weights are mixed; the version it prepared."""
 
 
 @dataclass
@@ -66,10 +70,14 @@ class MxWeightTransfer(WeightTransferEngine[MxInit, MxUpdate]):
         super().__init__(config, vllm_config, device, model)
         self._receiver: Receiver | None = None
         self._ready: Ready | None = None
+        self._settings: MxInit | None = None
 
     def init_transfer_engine(self, init_info: MxInit) -> None:
-        """Once, and again to change a setting."""
+        """Once, and again to change a setting; with the same settings it keeps what it has."""
+        if self._receiver is not None and init_info == self._settings:
+            return
         self.shutdown()
+        self._settings = init_info
         parallel = self.parallel_config
         only = list(init_info.only)
         job = RefitJob(
@@ -96,13 +104,43 @@ class MxWeightTransfer(WeightTransferEngine[MxInit, MxUpdate]):
             torch.accelerator.synchronize()
 
     def receive_weights(self, update_info: MxUpdate) -> None:
-        """Prepare a version on this rank. Raises RefitFailed, and then no rank installs it."""
+        """Prepare a version on this rank. When a rank cannot, or has another version than the others, none of them installs.
+
+        The last rank alone raises, for all: of several errors vLLM 0.32 reads the first, and takes the rest for answers to its next calls.
+        The session of the other ranks stays open until `finish_weight_update`, which then installs nothing.
+        """
         if self._receiver is None:
             raise ConfigError(
                 "the weight-transfer backend mx is not initialised: call init_weight_transfer_engine once, before updates"
             )
-        self._ready = None
-        self._ready = self._receiver.prepare(update_info.version, update_info.timeout)
+        self._ready = ready = None
+        error: Exception | None = None
+        try:
+            ready = self._receiver.prepare(update_info.version, update_info.timeout)
+        except Exception as raised:  # the other ranks wait to hear of it, whatever it is
+            error = raised
+        said = ("" if error is None else str(error), isinstance(error, WeightsBroken), ready.facts.version if ready else None)
+        answers = self._of_all_ranks(said)
+        failed = [(rank, text, broken) for rank, (text, broken, _) in enumerate(answers) if text]
+        versions = {version for _, _, version in answers}
+        if not failed and len(versions) == 1:
+            self._ready = ready
+        elif self.parallel_config.rank == self.parallel_config.world_size - 1:
+            if not failed:
+                raise RefitFailed(
+                    f"the ranks found different versions ({versions}) while one was published; ask again, or for one by number"
+                )
+            rank, text, _ = failed[0]
+            kind = WeightsBroken if any(broken for _, _, broken in failed) else RefitFailed
+            raise kind(f"rank {rank}: {text}" if len(answers) > 1 else text) from error
+
+    def _of_all_ranks(self, said: Said) -> list[Said]:
+        """What each rank of this engine said, in the order of ranks."""
+        world = self.parallel_config.world_size
+        answers = [said] * world
+        if world > 1:
+            torch.distributed.all_gather_object(answers, said, group=get_world_group().cpu_group)
+        return answers
 
     def finish_weight_update(self) -> None:
         """Install what was prepared. Raises WeightsBroken when that fails half-way; a repeated call then only ends vLLM's session."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -58,7 +59,6 @@ class VllmRefit:
         self._reloading: list[nn.Module] | None = None
         self._kernels: list[tuple[Any, Any]] = []
         self._pauses = 0
-        self._refusal: Any = None
 
     def parameters(self) -> dict[str, torch.Tensor]:
         """Parameters and buffers on the serving device, under every name; empty ones (packed away) left out."""
@@ -115,14 +115,14 @@ class VllmRefit:
     def installed(self, version: int) -> None:
         """Report this version, and serve again."""
         self.version = version
-        if self._refusal is not None:
-            self._refusal.remove()
-            self._refusal = None
+        refusal = _refusals.pop(self._model, None)
+        if refusal is not None:
+            refusal.remove()
 
     def refuse(self, reason: str) -> None:
         """From now on a step fails with WeightsBroken, which ends vLLM's engine if one is asked for before a whole version came."""
-        if self._refusal is None:
-            self._refusal = _Refusal(self._model, reason)
+        if self._model not in _refusals:
+            _refusals[self._model] = _Refusal(self._model, reason)
 
     def _changed(self) -> dict[str, nn.Module]:
         """Layers that serve from another layout than their loaders write, by name."""
@@ -200,14 +200,20 @@ class _Refusal:
         def refuse(*_: Any, **__: Any) -> Any:
             raise WeightsBroken(reason)
 
-        self._model = model
+        self._model = weakref.ref(model)
         self._hook = model.register_forward_pre_hook(refuse)
         if hasattr(model, "compute_logits"):
             model.compute_logits = refuse
 
     def remove(self) -> None:
         self._hook.remove()
-        vars(self._model).pop("compute_logits", None)
+        model = self._model()
+        if model is not None:
+            vars(model).pop("compute_logits", None)
+
+
+# Of models whose weights are mixed; a backend that is initialised again has to find them.
+_refusals: weakref.WeakKeyDictionary[nn.Module, _Refusal] = weakref.WeakKeyDictionary()
 
 
 def _named(model: nn.Module) -> dict[str, torch.Tensor]:

@@ -111,7 +111,7 @@ def run(scenario: Scenario, directory: str, scratch: Path) -> dict[str, Any]:
             for version in range(1, VERSIONS + 1):
                 published = trainer.step()
                 started = time.perf_counter()
-                refit_server(replica.url, name, version, path=scenario.path, server=directory, init=version == 1)
+                refit_server(replica.url, name, version, path=scenario.path, server=directory)
                 published["refit_s"] = round(time.perf_counter() - started, 3)
                 published |= measured(records, replica, version)
                 answers.append(scenario.ask(replica))

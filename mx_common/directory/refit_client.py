@@ -158,10 +158,20 @@ class RefitClient:
         of_number = (found for found in self.versions(model_name) if found.number == number)
         return next((found for found in of_number if found.state == State.READY), None)
 
+    def wait_for(self, model_name: str, number: int | None, timeout: float) -> VersionInfo:
+        """What `find` finds, waited for `timeout` seconds. Raises `SourceLost`, with `why_not_ready`."""
+        deadline = time.monotonic() + timeout
+        pause = FIRST_LOOK_SECONDS
+        while (found := self.find(model_name, number)) is None:
+            if time.monotonic() >= deadline:
+                raise SourceLost(self.why_not_ready(model_name, number, timeout))
+            pause = _paused(pause, deadline)
+        return found
+
     def why_not_ready(self, model_name: str, number: int | None, waited: float) -> str:
         """What `find` lacks, in words, for whoever has waited for `waited` seconds: the slots that never published, by name."""
         known = self.versions(model_name)
-        wanted = "no version" if number is None else f"version {number}"
+        wanted = "no version" if number is None else f"no version {number}"
         if number is not None:
             known = [found for found in known if found.number == number] or known
         for found in known:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from mx_common.directory.refit_client import RefitClient, VersionInfo
+from mx_common.directory.refit_client import RefitClient
 from mx_common.directory.refit_worker import fetch_manifest
 from mx_common.errors import SourceLost
 from mx_common.refit.engine import RefitJob
@@ -43,7 +43,7 @@ def offered(client: RefitClient, job: RefitJob, version: int | None, timeout: fl
     deadline = time.monotonic() + timeout
     with contextlib.ExitStack() as stack:
         while True:
-            found = _wait(client, job.model_name, version, timeout, deadline)
+            found = client.wait_for(job.model_name, version, max(0.0, deadline - time.monotonic()))
             try:
                 lease = stack.enter_context(client.lease(found.uid, job.worker_id))
                 break
@@ -64,13 +64,3 @@ def offered(client: RefitClient, job: RefitJob, version: int | None, timeout: fl
             )
         table = ShardTable.merged([ShardTable.decode(blob) for blob in blobs])
         yield Offer(found.number, found.uid, table, lease.check)
-
-
-def _wait(client: RefitClient, model_name: str, version: int | None, timeout: float, deadline: float) -> VersionInfo:
-    while True:
-        found = client.find(model_name, version)
-        if found is not None:
-            return found
-        if time.monotonic() >= deadline:
-            raise SourceLost(client.why_not_ready(model_name, version, timeout))
-        time.sleep(_LOOK_SECONDS)

@@ -29,7 +29,9 @@ def differing(expected: Sequence[npt.NDArray[np.uint64]], runs: Sequence[torch.T
     `expected`: the digests of each run's blocks."""
 
     def found(run: int) -> npt.NDArray[np.bool_]:
-        differs: npt.NDArray[np.bool_] = np.array(block_digests(runs[run], len(expected[run])), dtype=np.uint64) != expected[run]
+        differs: npt.NDArray[np.bool_] = (
+            np.array(block_digests(runs[run], len(expected[run])), dtype=np.uint64) != expected[run]
+        )
         return differs
 
     threads = _threads(runs)

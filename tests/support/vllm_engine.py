@@ -2,13 +2,14 @@
 
     python -u -m tests.support.vllm_engine '{"model": FOLDER, "tp": 1, "extra": {}}'
 
-Prints `tokens [[...], ...]` for the prompts of `vllm_model`, then again for each line `ask`; the line `reload` has vLLM
-read its weights anew, and `refit {JSON}` takes over a version (arguments of `mx_vllm.drive.refit`) and prints `refitted NUMBER REPORTED`.
-Ends with its input. A failure prints `failed MESSAGE`.
+Prints `tokens [[...], ...]` for the prompts of `vllm_model`, then again for each line `ask`; the line `reload` has vLLM read its
+weights anew, `refit {JSON}` takes over a version (arguments of `mx_vllm.drive.refit`) and prints `refitted NUMBER REPORTED`, `update
+[JSON, ...]` prepares one payload a rank. Ends with its input. A failure prints `failed MESSAGE`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -57,6 +58,14 @@ def main():
                 number = refit(engine, **json.loads(line.removeprefix("refit ")))
                 print("refitted", number, engine.get_weight_version())
             except Exception as error:
+                print("failed", repr(error))
+        if line.startswith("update "):  # one payload a rank
+            try:
+                engine.start_weight_update()
+                engine.update_weights({"update_info": json.loads(line.removeprefix("update "))})
+            except Exception as error:
+                with contextlib.suppress(Exception):
+                    engine.finish_weight_update()
                 print("failed", repr(error))
         if line.strip() == "ask":
             print(

@@ -104,14 +104,23 @@ def test_an_fsdp_trainer_is_followed_version_by_version(place, tmp_path):
         check_version(engine, config, version, "staged")
 
 
-def test_a_version_that_cannot_be_had_leaves_vllm_answering_as_before(place, tmp_path):
+def test_a_rank_that_cannot_prepare_a_version_keeps_all_ranks_at_the_old_one(place, tmp_path):
     described = case("llama", 1, layers=2, **SIZES)["hf"]
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text(json.dumps(described))
     engine = engine_of(place, tmp_path / "model", 2)
+    trainer = place("-W", "ignore", "-m", "tests.support.fsdp_steps", json.dumps({"config": described, "model": MODEL}))
+    trainer.tell("step")
+    trainer.expect("published", 120)
+    check_version(engine, AutoConfig.for_model(**described), 1, "reshard")
+    engine.tell("refit " + json.dumps({"model_name": MODEL, "version": 9, "timeout": 0.5}))
+    assert "no version 9 of toy/refit" in engine.expect("failed", 60)
+    trainer.tell("step")
+    trainer.expect("published", 120)
     engine.tell("ask")
     before = engine.expect("tokens", 120)
-    engine.tell("refit " + json.dumps({"model_name": MODEL, "version": 9, "timeout": 1}))
-    assert "version 9 of toy/refit" in engine.expect("failed", 120)
+    engine.tell("update " + json.dumps([{"version": 2}, {"version": 9, "timeout": 0.5}]))
+    assert "rank 1: version 9 of toy/refit was not installed" in engine.expect("failed", 120)
     engine.tell("ask")
     assert engine.expect("tokens", 120) == before
+    check_version(engine, AutoConfig.for_model(**described), 2, "reshard")
