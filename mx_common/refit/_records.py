@@ -7,6 +7,7 @@ Invariant: one schema, whichever path and whichever framework.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 
 from mx_common import floor
@@ -16,7 +17,14 @@ from mx_common.refit._read import Wire
 from mx_common.refit.engine import RefitJob
 from mx_common.selection import configured_policy_label
 
-__all__ = ["transfer_of"]
+__all__ = ["refuse_impossible", "transfer_of"]
+
+
+def refuse_impossible(transfer: floor.WireTransfer, log: logging.Logger) -> None:
+    """Raises ImpossibleThroughput, and writes the records, when what has been read so far cannot have been: before it is put to use.
+    Any other verdict is that of the whole transfer, and waits for it."""
+    if floor.judge(transfer, floor.configured_bounds()).kind == "impossible":
+        floor.check(transfer, log)
 
 
 def transfer_of(job: RefitJob, offer: Offer, planned: Planned, wire: Wire, seconds: Mapping[str, float]) -> floor.WireTransfer:

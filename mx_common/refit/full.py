@@ -24,7 +24,7 @@ from mx_common.directory.refit_client import RefitClient
 from mx_common.refit._offer import offered
 from mx_common.refit._prepared import Planner
 from mx_common.refit._read import Reader, Wire
-from mx_common.refit._records import transfer_of
+from mx_common.refit._records import refuse_impossible, transfer_of
 from mx_common.refit.capture import Capture
 from mx_common.refit.engine import RefitJob, TensorFacts
 from mx_common.transport import open_transport
@@ -59,6 +59,7 @@ def receive_full(
         for plan, landing in zip(planned.plans, planned.layout.rounds, strict=True):
             reader.run(plan, offer.table, wire, seconds, verify=job.verify and planned.digested)
             offer.check()
+            refuse_impossible(transfer_of(job, offer, planned, wire, seconds), log)
             yield from landing.tensors.items()
         floor.check(transfer_of(job, offer, planned, wire, seconds), log)
 

@@ -29,7 +29,7 @@ from mx_common.directory.embedded import resolve
 from mx_common.directory.refit_client import RefitClient
 from mx_common.directory.refit_worker import ManifestServer
 from mx_common.directory.worker_service import advertised_host
-from mx_common.errors import ConfigError, MxError
+from mx_common.errors import ConfigError, DirectoryUnavailable, MxError
 from mx_common.refit.held import Held
 from mx_common.refit.table import Agent, ShardTable, manifest_digest
 from mx_common.transport import Regions, Transport, open_transport
@@ -54,7 +54,8 @@ class Publisher:
     """One slot of a model's versions. Raises ConfigError for a slot that is not expected, and what the directory and the transport raise.
 
     `server`: the directory (else `MX_SERVER_ADDRESS`, else the embedded one). `mode`: `MX_PUBLISH_MODE` unless given. `run` names one
-    start of the trainer: a restart that trains a version again is another run, and its versions replace those of the run before.
+    start of the trainer: a restart that trains a version again is another run, and its versions replace those of the run before. `outage`:
+    what a directory that does not answer means, `raise` or `warn`.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class Publisher:
         run: str = "",
         server: str = "",
         mode: str = "",
+        outage: str = "raise",
         log: logging.Logger | None = None,
         opener: Callable[[str], Transport] = open_transport,
     ) -> None:
@@ -73,6 +75,9 @@ class Publisher:
         self.mode = mode or envs.PUBLISH_MODE.get()
         if self.mode not in ("in_place", "snapshot"):
             raise ConfigError(f"publish mode {self.mode!r}: use in_place or snapshot")
+        if outage not in ("raise", "warn"):
+            raise ConfigError(f"outage={outage!r}: use raise, or warn to go on training while the directory is away")
+        self._outage = outage
         if slot not in self.slots:
             raise ConfigError(f"slot {slot!r} is not among the expected slots {', '.join(self.slots) or '(none)'}")
         self._log = log or logging.getLogger(__name__)
@@ -88,15 +93,26 @@ class Publisher:
         self._current = ""
         self._digested = True
         self._served: list[str] = []
-        self._overdue: list[
-            tuple[str, Sequence[torch.Tensor]]
-        ] = []  # versions that are read longer than was waited for, and their memory
+        # versions that are read longer than was waited for, and their memory
+        self._overdue: list[tuple[str, Sequence[torch.Tensor]]] = []
         self._closed = False
 
     def publish(self, version: int, held: Sequence[Held]) -> Published:
-        """Publish this rank's part of `version`; returns when the directory has it. Raises MxError; nothing is published then."""
+        """Publish this rank's part of `version`; returns when the directory has it. Raises MxError; nothing is published then.
+
+        While the directory is away, a publisher with `outage="warn"` returns a Published without uid instead."""
         if self._closed:
             raise ConfigError(f"the publisher of slot {self.slot} of {self.model_name} is closed; make another one")
+        try:
+            return self._publish(version, held)
+        except DirectoryUnavailable as error:
+            if self._outage == "raise":
+                raise
+            what = f"version {version} of {self.model_name}, slot {self.slot}"
+            self._log.error("%s was not published, training goes on: %s", what, error)
+            return Published(version, "", 0)
+
+    def _publish(self, version: int, held: Sequence[Held]) -> Published:
         seconds: dict[str, float] = {}
         held = [part for part in held if part.tensor.numel()]
         with timed(seconds, "snapshot"):
@@ -148,8 +164,17 @@ class Publisher:
 
     def before_update(self) -> bool:
         """To be called before the optimizer overwrites what is published: no reader may start any more, and those that read are waited
-        for, `MX_PUBLISH_WAIT_SECONDS` at most. Whether all were done. A snapshot needs no wait."""
-        return True if self.mode == "snapshot" else self._release()
+        for, `MX_PUBLISH_WAIT_SECONDS` at most. Whether all were done. A snapshot needs no wait. While the directory is away nobody can say
+        who reads: with `outage="warn"` that is False."""
+        if self.mode == "snapshot":
+            return True
+        try:
+            return self._release()
+        except DirectoryUnavailable as error:
+            if self._outage == "raise":
+                raise
+            self._log.warning("nobody can say whether %s is being read while it is overwritten: %s", self.model_name, error)
+            return False
 
     def wait_ready(self, timeout: float) -> None:
         """Until every expected slot has published the current version. Raises, naming the slots that are missing."""

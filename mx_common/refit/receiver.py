@@ -28,7 +28,7 @@ from mx_common.refit._landing import Layout
 from mx_common.refit._offer import Offer, offered
 from mx_common.refit._prepared import Planner
 from mx_common.refit._read import Reader, Wire
-from mx_common.refit._records import transfer_of
+from mx_common.refit._records import refuse_impossible, transfer_of
 from mx_common.refit._verify import nonfinite
 from mx_common.refit.engine import RefitEngine, RefitJob
 from mx_common.selection import Candidate, Target, get_configured_selector
@@ -74,6 +74,7 @@ class Receiver:
         self._reader = Reader(job.worker_id, opener)
         self._planner = Planner(job, engine, self._reader.release)
         self._prepared: Ready | None = None
+        self._said: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
 
     def update(self, version: int | None = None, timeout: float | None = None) -> Installed:
         """Prepare and install `version` (None: the newest). Raises RefitFailed, saying what serves now."""
@@ -109,8 +110,9 @@ class Receiver:
                     self._reader.run(plan, offer.table, wire, seconds, verify=self.job.verify and planned.digested)
                     with timed(seconds, "check"):
                         strange += nonfinite(landing.tensors)
-                    if planned.layout.writes_live and not writing:
-                        writing = self._refuse_until_whole(offer.number)
+                    if planned.layout.writes_live:
+                        refuse_impossible(transfer_of(self.job, offer, planned, wire, seconds), self._log)
+                        writing = writing or self._refuse_until_whole(offer.number)
                     with timed(seconds, "land"):
                         landing.landed()
                 with timed(seconds, "check"):
@@ -177,7 +179,7 @@ class Receiver:
     def _serves(self) -> str:
         if self.broken:
             return "its weights are mixed since an earlier failure, so it serves nothing until a whole version is installed"
-        return f"{'the weights it was started with' if self.serving is None else f'version {self.serving}'} still serve"
+        return "the weights it was started with still serve" if self.serving is None else f"version {self.serving} still serves"
 
 
 @dataclass
@@ -213,6 +215,12 @@ class Ready:
             receiver._failed(wanted, error, True)
             raise
         receiver.serving, receiver.broken = done.version, ""
+        if (done.derived, done.unused) != receiver._said:
+            receiver._said = done.derived, done.unused
+            if done.derived:
+                receiver._log.info("no published tensor fills %s: they stay as they were made", _some(list(done.derived)))
+            if done.unused:
+                receiver._log.warning("the engine does nothing with %s, which the trainer publishes", _some(list(done.unused)))
         receiver._log.info(
             "version %d of %s serves: %.1f MB over the wire (%.2f x what this rank needs), %s",
             done.version,
@@ -226,8 +234,11 @@ class Ready:
 
 def _preference(offer: Offer, job: RefitJob) -> list[int]:
     """Agents in the order in which the configured selector would read from them."""
+    selector = get_configured_selector()
+    if selector.name == "random":
+        return [0] * len(offer.table.agents)  # none is better than another: equal holders share the bytes
     candidates = [Candidate(offer.uid, agent.name, job.rank, job.model_name) for agent in offer.table.agents]
-    ordered = get_configured_selector().order(candidates, Target(job.model_name, job.worker_id, job.rank))
+    ordered = selector.order(candidates, Target(job.model_name, job.worker_id, job.rank))
     place = {candidate.worker_id: at for at, candidate in enumerate(ordered)}
     return [place[agent.name] for agent in offer.table.agents]
 

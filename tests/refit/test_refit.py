@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 
-import psutil
 import pytest
 import torch
 
 from mx_common.errors import RefitFailed, WeightsBroken
-from mx_common.refit import Held, receive_full
-from mx_common.transport.local import LocalTransport
+from mx_common.refit import Held
 from tests.support.refit_toy import ToyEngine, checkpoint, expected
 
 MODEL = "toy/refit"
@@ -326,79 +323,3 @@ def test_a_rate_above_the_ceiling_installs_nothing(trainer, receive, path, monke
         receiver.update()
     assert engine.serving is None
     assert not any(tensor.any() for tensor in engine.parameters().values())
-
-
-def test_a_snapshot_is_not_touched_by_the_optimizer(trainer, receive):
-    source = trainer(2, mode="snapshot")
-    source.publish(1)
-    for rank in range(2):
-        source.held(2, rank)
-    engine, receiver = receive()
-    receiver.update()
-    assert holds(engine, 1)
-
-
-def test_published_without_digests_is_used_and_said_to_be_unverified(trainer, receive, monkeypatch):
-    monkeypatch.setenv("MX_VERIFY_DIGEST", "0")
-    trainer(2).publish(1)
-    monkeypatch.delenv("MX_VERIFY_DIGEST")
-    engine, receiver = receive()
-    assert receiver.update().verified is False
-    assert holds(engine, 1)
-
-
-def test_the_plan_is_kept_while_nothing_moves(trainer, receive):
-    source = trainer(2)
-    engine, receiver = receive()
-    plans = []
-    for version in (1, 2, 3):
-        source.before_update()
-        source.publish(version)
-        receiver.update()
-        plans.append(receiver._planner._plans)
-    assert plans[0] is plans[1] is plans[2]
-    assert engine.captures == 1
-
-
-@PATHS
-def test_a_hundred_versions_leave_no_memory_descriptors_or_threads_behind(trainer, receive, path):
-    source = trainer(2)
-    engine, receiver = receive(path)
-    process = psutil.Process()
-
-    def rounds(first, last):
-        for version in range(first, last):
-            source.before_update()
-            source.publish(version)
-            receiver.update()
-
-    rounds(1, 30)
-    before = process.num_fds(), threading.active_count(), process.memory_info().rss
-    rounds(30, 130)
-    after = process.num_fds(), threading.active_count(), process.memory_info().rss
-    assert holds(engine, 129)
-    assert after[0] <= before[0] + 2
-    assert after[1] <= before[1] + 2
-    assert after[2] <= before[2] + 20 * (1 << 20)
-
-
-def test_full_tensors_can_be_received_without_an_engine(trainer, records, monkeypatch):
-    monkeypatch.setattr("mx_common.refit.full.open_transport", lambda name: LocalTransport(name))
-    monkeypatch.setenv("MX_STAGING_BYTES", str(1 << 20))
-    trainer(2, columns=matching("o|down")).publish(3)
-    with contextlib.closing(receive_full(MODEL)) as tensors:
-        received = {name: tensor.clone() for name, tensor in tensors}
-    assert received.keys() == checkpoint(3).keys()
-    assert all(torch.equal(tensor, checkpoint(3)[name]) for name, tensor in received.items())
-    (record,) = records()
-    assert (record["path"], record["version"]) == ("staged", 3)
-
-
-def test_an_iterator_of_full_tensors_that_is_closed_early_holds_the_version_no_longer(trainer, monkeypatch):
-    monkeypatch.setattr("mx_common.refit.full.open_transport", lambda name: LocalTransport(name))
-    source = trainer(1)
-    source.publish(1)
-    tensors = receive_full(MODEL)
-    next(tensors)
-    tensors.close()
-    assert source.before_update()

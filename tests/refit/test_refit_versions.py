@@ -1,0 +1,137 @@
+"""How a publisher and a receiver live on from one version to the next."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+
+import psutil
+import pytest
+import torch
+
+from mx_common.directory import DirectoryServer
+from mx_common.errors import RefitFailed
+from mx_common.refit import Held, Publisher, receive_full
+from mx_common.transport.local import LocalTransport
+from tests.support.refit_toy import ToyEngine, checkpoint, expected
+
+MODEL = "toy/refit"
+
+PATHS = pytest.mark.parametrize("path", ["reshard", "staged"])
+COLUMNS = pytest.mark.parametrize("columns", ["", "o|down", "q|embed|down"])
+
+
+def holds(engine, seed, dtype=torch.bfloat16, source=None):
+    """Whether `engine` has exactly what its own loader would have made of the version."""
+    wanted = expected(seed, engine.rank, engine.world, dtype, source)
+    return all(torch.equal(engine.parameters()[name], tensor) for name, tensor in wanted.items())
+
+
+def matching(columns):
+    return lambda name: name.rpartition(".")[2] in columns.split("|")
+
+
+def test_a_snapshot_is_not_touched_by_the_optimizer(trainer, receive):
+    source = trainer(2, mode="snapshot")
+    source.publish(1)
+    for rank in range(2):
+        source.held(2, rank)
+    engine, receiver = receive()
+    receiver.update()
+    assert holds(engine, 1)
+
+
+def test_published_without_digests_is_used_and_said_to_be_unverified(trainer, receive, monkeypatch):
+    monkeypatch.setenv("MX_VERIFY_DIGEST", "0")
+    trainer(2).publish(1)
+    monkeypatch.delenv("MX_VERIFY_DIGEST")
+    engine, receiver = receive()
+    assert receiver.update().verified is False
+    assert holds(engine, 1)
+
+
+def test_the_plan_is_kept_while_nothing_moves(trainer, receive):
+    source = trainer(2)
+    engine, receiver = receive()
+    plans = []
+    for version in (1, 2, 3):
+        source.before_update()
+        source.publish(version)
+        receiver.update()
+        plans.append(receiver._planner._plans)
+    assert plans[0] is plans[1] is plans[2]
+    assert engine.captures == 1
+
+
+@PATHS
+def test_a_hundred_versions_leave_no_memory_descriptors_or_threads_behind(trainer, receive, path):
+    source = trainer(2)
+    engine, receiver = receive(path)
+    process = psutil.Process()
+
+    def rounds(first, last):
+        for version in range(first, last):
+            source.before_update()
+            source.publish(version)
+            receiver.update()
+
+    rounds(1, 30)
+    before = process.num_fds(), threading.active_count(), process.memory_info().rss
+    rounds(30, 130)
+    after = process.num_fds(), threading.active_count(), process.memory_info().rss
+    assert holds(engine, 129)
+    assert after[0] <= before[0] + 2
+    assert after[1] <= before[1] + 2
+    assert after[2] <= before[2] + 20 * (1 << 20)
+
+
+def test_full_tensors_can_be_received_without_an_engine(trainer, records, monkeypatch):
+    monkeypatch.setattr("mx_common.refit.full.open_transport", lambda name: LocalTransport(name))
+    monkeypatch.setenv("MX_STAGING_BYTES", str(1 << 20))
+    trainer(2, columns=matching("o|down")).publish(3)
+    with contextlib.closing(receive_full(MODEL)) as tensors:
+        received = {name: tensor.clone() for name, tensor in tensors}
+    assert received.keys() == checkpoint(3).keys()
+    assert all(torch.equal(tensor, checkpoint(3)[name]) for name, tensor in received.items())
+    (record,) = records()
+    assert (record["path"], record["version"]) == ("staged", 3)
+
+
+def test_an_iterator_of_full_tensors_that_is_closed_early_holds_the_version_no_longer(trainer, monkeypatch):
+    monkeypatch.setattr("mx_common.refit.full.open_transport", lambda name: LocalTransport(name))
+    source = trainer(1)
+    source.publish(1)
+    tensors = receive_full(MODEL)
+    next(tensors)
+    tensors.close()
+    assert source.before_update()
+
+
+def test_a_tensor_that_the_engines_loader_does_not_take_is_refused_before_anything_is_written(trainer, receive):
+    class Strict(ToyEngine):
+        def _load(self, params, stream):
+            for name, tensor in stream:
+                if name == "value_head":
+                    raise ValueError("there is no parameter named value_head")
+                super()._load(params, [(name, tensor)])
+
+    extra = Held("value_head", (4, 4), (0, 0), torch.ones(4, 4, dtype=torch.bfloat16))
+    trainer(1).publish(1, change=lambda rank, held: [*held, extra])
+    engine, receiver = receive(engine=Strict())
+    with pytest.raises(RefitFailed, match=r"loader does not take value_head .*no parameter named value_head"):
+        receiver.update()
+    assert (engine.refused, engine.serving) == ("", None)
+
+
+def test_a_trainer_that_tolerates_an_outage_goes_on_training(directory, caplog):
+    publisher = Publisher(MODEL, "rank0", ["rank0"], run="r", outage="warn", opener=lambda name: LocalTransport(name))
+    held = [Held("w", (4,), (0,), torch.ones(4))]
+    assert publisher.publish(1, held).uid
+    address = directory.address
+    directory.stop()
+    assert publisher.before_update() is False
+    assert publisher.publish(2, held).uid == ""
+    assert "was not published, training goes on" in caplog.text
+    with DirectoryServer(address):
+        assert publisher.publish(3, held).uid
+        publisher.close()
