@@ -43,7 +43,7 @@ def test_the_refit_demo_brings_every_version_of_both_trainers_into_a_running_ser
     assert last.startswith("MX_DEMO_REFIT ")
     facts = json.loads(last.removeprefix("MX_DEMO_REFIT "))
     assert {name: fact["path"] for name, fact in facts.items()} == {"fsdp": "staged", "megatron": "reshard"}
-    for fact in facts.values():
+    for name, fact in facts.items():
         assert [version["version"] for version in fact["versions"]] == [1, 2, 3]
         assert {version["verdict"] for version in fact["versions"]} == {"ok"}
         assert all(
@@ -52,4 +52,5 @@ def test_the_refit_demo_brings_every_version_of_both_trainers_into_a_running_ser
         assert all({"wait", "plan", "wire", "verify", "install"} <= version["stages_s"].keys() for version in fact["versions"])
         assert len(set(fact["answers"])) > 1
         assert fact["reported_version"] == "3"
+        assert {version["framework"] for version in fact["versions"]} == {name}
         assert (fact["answered_meanwhile"] > 0, fact["failed_meanwhile"]) == (True, 0)

@@ -140,6 +140,7 @@ class MxPublish:
                 run=answers[0][1],
                 server=self.server,
                 mode=self.mode,
+                framework="fsdp",
                 outage="warn",
                 log=self._log,
             )

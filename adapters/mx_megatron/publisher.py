@@ -159,7 +159,7 @@ def _said(problem: Exception | None) -> str:
 def _publisher(*args: Any, **kwargs: Any) -> Sink:
     from mx_common.refit.publisher import Publisher
 
-    return Publisher(*args, outage="warn", **kwargs)
+    return Publisher(*args, framework="megatron", outage="warn", **kwargs)
 
 
 def _exchanged(mine: dict[str, Any]) -> tuple[int, list[dict[str, Any]]]:

@@ -87,7 +87,6 @@ class MxWeightTransfer(WeightTransferEngine[MxInit, MxUpdate]):
             rank=parallel.rank,
             world=parallel.world_size,
             engine="vllm",
-            framework="vllm",
             server=init_info.server,
             wanted=(lambda name: any(fnmatch.fnmatchcase(name, pattern) for pattern in only)) if only else None,
         )

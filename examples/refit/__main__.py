@@ -146,7 +146,7 @@ def measured(records: Path, replica: Replica, version: int) -> dict[str, Any]:
         else {}
     )
     record = found[0]
-    kept = ("wire_bytes", "minimum_bytes", "implied_gbps", "transport", "verdict", "verified")
+    kept = ("framework", "wire_bytes", "minimum_bytes", "implied_gbps", "transport", "verdict", "verified")
     return {**{key: record[key] for key in kept}, "stages_s": stages or record["stages_s"]}
 
 

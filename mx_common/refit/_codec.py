@@ -69,7 +69,7 @@ def encode(table: ShardTable) -> bytes:
         "dims": table.shape.shape[1],
         "names": [len(names), raw],
         "dtypes": list(zip(known, sizes, strict=True)),
-        "agents": [[one.slot, one.name, one.mem, len(one.metadata)] for one in table.agents],
+        "agents": [[one.slot, one.name, one.mem, len(one.metadata), one.framework] for one in table.agents],
         "columns": [[width, base] for width, base, _ in narrow],
         "digests": len(table.digests),
     }
@@ -88,8 +88,8 @@ def encode(table: ShardTable) -> bytes:
 
 
 def decode(manifest: bytes) -> dict[str, Any]:
-    """The fields of a ShardTable, agents as tuples (slot, name, metadata, mem). Raises ManifestMismatch, and nothing else, for bytes
-    that `encode` did not write."""
+    """The fields of a ShardTable, agents as tuples (slot, name, metadata, mem, framework). Raises ManifestMismatch, and nothing else, for
+    bytes that `encode` did not write."""
     if manifest[: len(MAGIC)] != MAGIC:
         raise ManifestMismatch(
             f"a shard table begins with {MAGIC!r}, this one with {bytes(manifest[:8])!r}; "
@@ -150,8 +150,8 @@ def _fields(body: memoryview) -> dict[str, Any]:
         )
     names = _inflated(bytes(reader.take(packed)), raw, tensors)
     agents = [
-        (_text(slot), _text(name), bytes(reader.take(_whole(count, "metadata"))), _text(mem))
-        for slot, name, mem, count in head["agents"]
+        (_text(slot), _text(name), bytes(reader.take(_whole(count, "metadata"))), _text(mem), _text(framework))
+        for slot, name, mem, count, framework in head["agents"]
     ]
     described = iter(head["columns"])
 

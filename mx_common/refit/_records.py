@@ -28,11 +28,12 @@ def refuse_impossible(transfer: floor.WireTransfer, log: logging.Logger) -> None
 
 
 def transfer_of(job: RefitJob, offer: Offer, planned: Planned, wire: Wire, seconds: Mapping[str, float]) -> floor.WireTransfer:
-    """All reads of one version by one rank. `minimum_bytes`: what its layout needs; `choice`: bytes read exactly and as whole rows."""
+    """All reads of one version by one rank. `framework`: the trainer's; `minimum_bytes`: what the rank's layout needs; `choice`: bytes read
+    exactly and as whole rows."""
     context = {
         "path": job.path,
         "engine": job.engine,
-        "framework": job.framework,
+        "framework": "+".join(sorted({agent.framework for agent in offer.table.agents} - {""})) or job.framework,
         "model": job.model_name,
         "version": offer.number,
         "rank": job.rank,

@@ -55,7 +55,7 @@ class Publisher:
 
     `server`: the directory (else `MX_SERVER_ADDRESS`, else the embedded one). `mode`: `MX_PUBLISH_MODE` unless given. `run` names one
     start of the trainer: a restart that trains a version again is another run, and its versions replace those of the run before. `outage`:
-    what a directory that does not answer means, `raise` or `warn`.
+    what a directory that does not answer means, `raise` or `warn`. `framework` is named in receivers' records.
     """
 
     def __init__(
@@ -67,11 +67,13 @@ class Publisher:
         run: str = "",
         server: str = "",
         mode: str = "",
+        framework: str = "",
         outage: str = "raise",
         log: logging.Logger | None = None,
         opener: Callable[[str], Transport] = open_transport,
     ) -> None:
         self.model_name, self.slot, self.slots, self.run = model_name, slot, tuple(expected_slots), run
+        self.framework = framework
         self.mode = mode or envs.PUBLISH_MODE.get()
         if self.mode not in ("in_place", "snapshot"):
             raise ConfigError(f"publish mode {self.mode!r}: use in_place or snapshot")
@@ -126,7 +128,8 @@ class Publisher:
         with timed(seconds, "register"):
             transport = self._registered_transport(held)
         with timed(seconds, "digest"):
-            agent = Agent(self.slot, transport.name, transport.metadata(), "DRAM" if _on_host(held) else "VRAM")
+            memory = "DRAM" if _on_host(held) else "VRAM"
+            agent = Agent(self.slot, transport.name, transport.metadata(), memory, self.framework)
             digested = envs.VERIFY_DIGEST.get()
             table = ShardTable.from_held(held, agent, digests=digested)
             manifest = table.encode()

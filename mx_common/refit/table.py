@@ -59,12 +59,14 @@ _DTYPES = {
 @dataclass(frozen=True)
 class Agent:
     """A process that holds shards. `slot`: its place in the trainer, the same after a restart ("tp0-pp1"); `name`: of its transport,
-    another one after a restart; `metadata`: what a transport connects with; `mem`: kind of its memory, "DRAM" or "VRAM"."""
+    another one after a restart; `metadata`: what a transport connects with; `mem`: kind of its memory, "DRAM" or "VRAM"; `framework`: what
+    trains there, for records."""
 
     slot: str
     name: str
     metadata: bytes = b""
     mem: str = "DRAM"
+    framework: str = ""
 
     def __post_init__(self) -> None:
         if not self.slot or not self.name:

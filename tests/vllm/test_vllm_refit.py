@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import tempfile
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from mx_common.directory import DirectoryServer
@@ -22,12 +24,15 @@ SIZES = {"hidden": 128, "heads": 4, "groups": 2, "head_dim": 32, "ffn": 192}
 
 
 def tokens_of(config, version):
-    """What transformers generates from the version as published."""
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
-    state = model.state_dict()
-    with contextlib.closing(receive_full(MODEL, version=version)) as tensors, torch.no_grad():
-        for name, tensor in tensors:
-            state[name].copy_(tensor)
+    """What transformers generates from the version as published, written down as a checkpoint."""
+    with contextlib.closing(receive_full(MODEL, version=version)) as tensors:
+        state = {name: tensor.clone() for name, tensor in tensors}
+    with tempfile.TemporaryDirectory() as folder:
+        save_file(state, f"{folder}/model.safetensors", metadata={"format": "pt"})
+        config.save_pretrained(folder)
+        model, found = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
+    assert not found["missing_keys"]
+    assert not found["unexpected_keys"]
     out = []
     for prompt in PROMPTS:
         prompt = [token % config.vocab_size for token in prompt]
@@ -89,6 +94,33 @@ def test_a_tensor_parallel_megatron_trainer_is_followed_version_by_version(famil
         assert trainer.expect("published", 120) == str(version)
         check_version(engine, config, version, "reshard")
         (tmp_path / "out" / "0" / f"seen{version}").touch()
+
+
+EXPERTS = {"experts": 4, "moe_ffn": 96}
+
+
+@pytest.mark.parametrize(
+    ("family", "world", "layout", "tp"),
+    [
+        ("llama", 2, {"pp": 2, "tied": True}, 1),
+        ("qwen2", 2, {"tp": 2}, 2),
+        ("qwen3_moe", 2, {"ep": 2, **EXPERTS}, 1),
+        ("qwen3_moe", 4, {"tp": 2, "ep": 2, **EXPERTS}, 2),
+    ],
+    ids=["pp2 to tp1", "tp2 with qkv bias to tp2", "ep2 to tp1", "tp2 x ep2 to tp2"],
+)
+def test_a_megatron_model_in_another_parallel_layout_is_followed_version_by_version(family, world, layout, tp, place, tmp_path):
+    told = {"family": family, "world": world, "layers": 2, **SIZES, **layout}
+    described = case(**told)["hf"]
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text(json.dumps(described))
+    engine = engine_of(place, tmp_path / "model", tp)
+    spec = {"case": told, "model": MODEL, "versions": STEPS, "folder": str(tmp_path)}
+    trainer = place("-W", "ignore", "-m", "tests.support.megatron_versions", json.dumps(spec))
+    for version in range(1, STEPS + 1):
+        assert trainer.expect("published", 120) == str(version)
+        check_version(engine, AutoConfig.for_model(**described), version, "reshard")
+        (tmp_path / f"seen{version}").touch()
 
 
 def test_an_fsdp_trainer_is_followed_version_by_version(place, tmp_path):

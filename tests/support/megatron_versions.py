@@ -1,0 +1,56 @@
+"""A real Megatron model in any parallel layout that publishes version after version: every weight changes in place between two.
+
+    python -u -m tests.support.megatron_versions '{"case": {...}, "model": "toy/refit", "versions": 2, "folder": FOLDER}'
+
+`case`: arguments of `tests.megatron.cases.case`. Prints `published N` and goes on when FOLDER/seenN exists.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from tests.megatron.cases import case
+from tests.megatron.megatron_child import build, forked, initialize
+
+
+def rank_main(spec, folder, rank):
+    from mx_megatron import MegatronPublisher
+
+    torch.set_num_threads(1)
+    mine = case(**spec["case"])
+    dist.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=mine["world"])
+    initialize(mine)
+    chunks = build(mine)
+    publisher = MegatronPublisher.create(chunks, folder / "config.json", model_name=spec["model"])
+    for version in range(1, spec["versions"] + 1):
+        publisher.before_update()
+        with torch.no_grad():
+            for chunk in chunks:
+                for parameter in chunk.parameters():
+                    parameter.mul_(1 + 0.1 * version)
+        publisher.publish(version)
+        dist.barrier()
+        if rank == 0:
+            print("published", version, flush=True)
+        while not (folder / f"seen{version}").exists():
+            time.sleep(0.02)
+    publisher.close()
+
+
+def main():
+    import megatron.core.models.gpt  # noqa: F401  imported once, before the ranks are forked
+
+    spec = json.loads(sys.argv[1])
+    folder = Path(spec["folder"])
+    (folder / "config.json").write_text(json.dumps(case(**spec["case"])["hf"]))
+    print("done" if forked(lambda rank: rank_main(spec, folder, rank), spec["case"]["world"], folder) else "failed", flush=True)
+
+
+if __name__ == "__main__":
+    main()
