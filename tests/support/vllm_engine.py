@@ -47,7 +47,7 @@ def main():
         print("failed", repr(error))
         raise
     greedy = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, min_tokens=NEW_TOKENS, ignore_eos=True, detokenize=False)
-    prompts = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
+    prompts = [{"prompt_token_ids": prompt} for prompt in spec.get("prompts", PROMPTS)]
     print("tokens", json.dumps([list(o.outputs[0].token_ids) for o in engine.generate(prompts, greedy, use_tqdm=False)]))
     for line in sys.stdin:
         if line.strip() == "reload":
