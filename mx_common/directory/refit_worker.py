@@ -16,7 +16,6 @@ import hashlib
 import logging
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import Any, NoReturn
 
@@ -24,18 +23,18 @@ import grpc
 import xxhash
 
 from mx_common import envs
-from mx_common.directory._channel import MAX_MESSAGE_BYTES, message_limits, open_channel
+from mx_common.directory._channel import MAX_MESSAGE_BYTES, open_channel
+from mx_common.directory._rank_server import RankServer
 from mx_common.directory._version_rules import shown
 from mx_common.directory.address import Address
-from mx_common.errors import ConfigError, DirectoryUnavailable, ManifestMismatch, SourceLost
+from mx_common.errors import ConfigError, ManifestMismatch, SourceLost
 from mx_common.wire import refit
-from mx_common.wire.rpc import REFIT_WORKER_SERVICE, service_handler, unary_calls
+from mx_common.wire.rpc import REFIT_WORKER_SERVICE, unary_calls
 
 __all__ = ["ManifestServer", "fetch_manifest", "manifest_digest"]
 
 log = logging.getLogger(__name__)
 
-THREADS = 4
 # room for the rest of the message
 MAX_MANIFEST_BYTES = MAX_MESSAGE_BYTES - 65536
 
@@ -45,7 +44,7 @@ def manifest_digest(manifest: bytes) -> str:
     return xxhash.xxh3_128_hexdigest(manifest)
 
 
-class ManifestServer:
+class ManifestServer(RankServer):
     """Serves RefitWorkerService for the shards that this process holds.
 
     `host` is where others dial: a loopback host is bound as it is, any other on all interfaces, since an advertised name need not be
@@ -53,55 +52,15 @@ class ManifestServer:
     """
 
     def __init__(self, host: str = "127.0.0.1", port: int = 0, *, asked: Callable[[], None] = lambda: None) -> None:
-        bracketed = f"[{host}]" if ":" in host else host
-        self._advertised = Address.parse(f"{bracketed}:{port}", what="address of the manifest service", binding=True)
+        super().__init__(
+            REFIT_WORKER_SERVICE,
+            host=host,
+            port=port,
+            what="the manifest service of trained weights",
+            advice="use port 0 for any",
+        )
         self._asked = asked
         self._manifests: dict[tuple[str, str], tuple[bytes, str]] = {}
-        self._server: Any = None
-        self._pool: ThreadPoolExecutor | None = None
-
-    @property
-    def endpoint(self) -> str:
-        """`host:port` for others to dial. Only after `start`."""
-        if self._server is None:
-            raise DirectoryUnavailable(f"the manifest service on {self._advertised} is not running: call start() first")
-        return str(self._advertised)
-
-    def start(self) -> ManifestServer:
-        """Bind and serve. Returns itself. Raises `DirectoryUnavailable` when the port cannot be bound."""
-        if self._server is not None:
-            return self
-        bind = self._advertised
-        if not bind.is_loopback:
-            bind = Address("::" if ":" in bind.host else "0.0.0.0", bind.port)
-        self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="mx-manifest-service")
-        server = grpc.server(self._pool, options=[*message_limits(), ("grpc.so_reuseport", 0)])
-        server.add_generic_rpc_handlers((service_handler(REFIT_WORKER_SERVICE, self),))
-        try:
-            port = server.add_insecure_port(str(bind))
-        except RuntimeError as error:
-            self._pool.shutdown(wait=False)
-            raise DirectoryUnavailable(
-                f"the manifest service cannot bind {bind}: {error}; free the port, or use 0 for any"
-            ) from error
-        server.start()
-        self._server = server
-        self._advertised = Address(self._advertised.host, port)
-        log.info("manifests of trained weights are served on %s", self._advertised)
-        return self
-
-    def stop(self, grace: float = 0.5) -> None:
-        """Stop serving; calls in flight have `grace` seconds to end."""
-        server, self._server = self._server, None
-        if server is not None and self._pool is not None:
-            server.stop(grace).wait(grace + 1)
-            self._pool.shutdown(wait=False)
-
-    def __enter__(self) -> ManifestServer:
-        return self.start()
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
 
     def add(self, version_id: str, slot: str, manifest: bytes, digest: str = "") -> str:
         """Serve `manifest` for this shard from now on; returns its digest, computed unless given. Raises `ConfigError` for too much."""

@@ -14,24 +14,20 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NoReturn
 
 import grpc
 
 from mx_common import envs
-from mx_common.directory._channel import message_limits
+from mx_common.directory._rank_server import RankServer
 from mx_common.directory.address import Address, host_towards
 from mx_common.directory.leases import Leases
-from mx_common.errors import DirectoryUnavailable
 from mx_common.wire import p2p
-from mx_common.wire.rpc import WORKER_SERVICE, service_handler
+from mx_common.wire.rpc import WORKER_SERVICE
 
 __all__ = ["WorkerServer", "advertised_host", "worker_port"]
 
 log = logging.getLogger(__name__)
-
-THREADS = 4
 
 
 def advertised_host(directory: str) -> str:
@@ -45,7 +41,7 @@ def worker_port(rank: int) -> int:
     return first + rank if first else 0
 
 
-class WorkerServer:
+class WorkerServer(RankServer):
     """Serves WorkerService.
 
     `manifest` builds the answer to GetTensorManifest and may return the same message every time: the server stamps it in place
@@ -67,54 +63,13 @@ class WorkerServer:
         self.mx_source_id = mx_source_id
         self._manifest = manifest
         self._leases = leases
-        bracketed = f"[{host}]" if ":" in host else host
-        self._advertised = Address.parse(f"{bracketed}:{port}", what="address of the worker's control service", binding=True)
-        self._server: Any = None
-        self._pool: ThreadPoolExecutor | None = None
-
-    @property
-    def endpoint(self) -> str:
-        """`host:port` for others to dial. Only after `start`."""
-        if self._server is None:
-            raise DirectoryUnavailable(f"the control service of worker {self.worker_id} is not running: call start() first")
-        return str(self._advertised)
-
-    def start(self) -> WorkerServer:
-        """Bind and serve. Returns itself. Raises `DirectoryUnavailable` when the port cannot be bound."""
-        if self._server is not None:
-            return self
-        bind = self._advertised
-        if not bind.is_loopback:
-            bind = Address("::" if ":" in bind.host else "0.0.0.0", bind.port)
-        self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="mx-worker-service")
-        server = grpc.server(self._pool, options=[*message_limits(), ("grpc.so_reuseport", 0)])
-        server.add_generic_rpc_handlers((service_handler(WORKER_SERVICE, self),))
-        try:
-            port = server.add_insecure_port(str(bind))
-        except RuntimeError as error:
-            self._pool.shutdown(wait=False)
-            raise DirectoryUnavailable(
-                f"the control service of worker {self.worker_id} cannot bind {bind}: {error}; free the port, or set "
-                f"{envs.WORKER_PORT.name} to another range or to 0"
-            ) from error
-        server.start()
-        self._server = server
-        self._advertised = Address(self._advertised.host, port)
-        log.info("control service of worker %s serves on %s", self.worker_id, self._advertised)
-        return self
-
-    def stop(self, grace: float = 0.5) -> None:
-        """Stop serving; calls in flight have `grace` seconds to end. Leases stay open: ask them before memory is released."""
-        server, self._server = self._server, None
-        if server is not None and self._pool is not None:
-            server.stop(grace).wait(grace + 1)
-            self._pool.shutdown(wait=False)
-
-    def __enter__(self) -> WorkerServer:
-        return self.start()
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
+        super().__init__(
+            WORKER_SERVICE,
+            host=host,
+            port=port,
+            what=f"the control service of worker {worker_id}",
+            advice=f"set {envs.WORKER_PORT.name} to another range or to 0",
+        )
 
     def GetTensorManifest(self, request: p2p.GetTensorManifestRequest, context: Any) -> p2p.GetTensorManifestResponse:
         self._check_named(request, context)

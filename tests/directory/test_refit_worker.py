@@ -87,7 +87,7 @@ def test_a_hook_that_fails_costs_no_reader_its_answer(caplog):
 
 def test_a_port_belongs_to_one_server_and_is_free_after_it(server):
     host, _, port = server.endpoint.rpartition(":")
-    with pytest.raises(DirectoryUnavailable, match="the manifest service cannot bind"):
+    with pytest.raises(DirectoryUnavailable, match="the manifest service of trained weights cannot bind"):
         ManifestServer(host, int(port)).start()
     server.stop()
     with pytest.raises(DirectoryUnavailable, match="call start"):
