@@ -51,12 +51,12 @@ def refit(
     llm.start_weight_update()
     try:
         llm.update_weights({"update_info": {"version": number}})
+        llm.finish_weight_update(weight_version=str(number))
     except Exception:
-        # ends the session on the ranks that did not raise; nothing is installed
+        # ends the session on the ranks that still have it open; nothing more is installed
         with contextlib.suppress(Exception):
             llm.finish_weight_update()
         raise
-    llm.finish_weight_update(weight_version=str(number))
     llm.reset_prefix_cache()
     return number
 
@@ -81,11 +81,11 @@ def refit_server(
         _post(url, "/start_weight_update", seconds)
         try:
             _post(url, "/update_weights", seconds, {"update_info": {"version": number}})
+            _post(url, "/finish_weight_update", seconds, {"weight_version": str(number)})
         except RefitFailed:
             with contextlib.suppress(RefitFailed):  # as above
                 _post(url, "/finish_weight_update", seconds, {})
             raise
-        _post(url, "/finish_weight_update", seconds, {"weight_version": str(number)})
     return number
 
 

@@ -118,20 +118,17 @@ class MxWeightTransfer(WeightTransferEngine[MxInit, MxUpdate]):
             ready = self._receiver.prepare(update_info.version, update_info.timeout)
         except Exception as raised:  # the other ranks wait to hear of it, whatever it is
             error = raised
-        said = ("" if error is None else str(error), isinstance(error, WeightsBroken), ready.facts.version if ready else None)
-        answers = self._of_all_ranks(said)
-        failed = [(rank, text, broken) for rank, (text, broken, _) in enumerate(answers) if text]
+        answers = self._of_all_ranks((_text(error), isinstance(error, WeightsBroken), ready.facts.version if ready else None))
+        self._raise_together(answers, error)
         versions = {version for _, _, version in answers}
-        if not failed and len(versions) == 1:
+        if any(text for text, _, _ in answers):
+            return
+        if len(versions) == 1:
             self._ready = ready
         elif self.parallel_config.rank == self.parallel_config.world_size - 1:
-            if not failed:
-                raise RefitFailed(
-                    f"the ranks found different versions ({versions}) while one was published; ask again, or for one by number"
-                )
-            rank, text, _ = failed[0]
-            kind = WeightsBroken if any(broken for _, _, broken in failed) else RefitFailed
-            raise kind(f"rank {rank}: {text}" if len(answers) > 1 else text) from error
+            raise RefitFailed(
+                f"the ranks found different versions ({versions}) while one was published; ask again, or for one by number"
+            )
 
     def _of_all_ranks(self, said: Said) -> list[Said]:
         """What each rank of this engine said, in the order of ranks."""
@@ -142,15 +139,33 @@ class MxWeightTransfer(WeightTransferEngine[MxInit, MxUpdate]):
         return answers
 
     def finish_weight_update(self) -> None:
-        """Install what was prepared. Raises WeightsBroken when that fails half-way; a repeated call then only ends vLLM's session."""
+        """Install what was prepared. When a rank fails half-way its weights are mixed, it serves nothing, and the last rank raises
+        WeightsBroken; call it once more then, which only ends vLLM's session."""
         ready, self._ready = self._ready, None
         if ready is None:
             log.warning("finish_weight_update with no version prepared: the weights are as they were")
             return
-        ready.install()
+        error: Exception | None = None
+        try:
+            ready.install()
+        except Exception as raised:  # as in receive_weights
+            error = raised
+        self._raise_together(self._of_all_ranks((_text(error), error is not None, None)), error)
+
+    def _raise_together(self, answers: list[Said], error: Exception | None) -> None:
+        """On the last rank, what the first rank that failed said."""
+        failed = [(rank, text, broken) for rank, (text, broken, _) in enumerate(answers) if text]
+        if failed and self.parallel_config.rank == self.parallel_config.world_size - 1:
+            rank, text, _ = failed[0]
+            kind = WeightsBroken if any(broken for _, _, broken in failed) else RefitFailed
+            raise kind(f"rank {rank}: {text}" if len(answers) > 1 else text) from error
 
     def shutdown(self) -> None:
         """Give the transport and the memory back; idempotent."""
         receiver, self._receiver, self._ready = self._receiver, None, None
         if receiver is not None:
             receiver.close()
+
+
+def _text(error: Exception | None) -> str:
+    return "" if error is None else str(error) or type(error).__name__

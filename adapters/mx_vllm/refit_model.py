@@ -119,6 +119,12 @@ class VllmRefit:
         if refusal is not None:
             refusal.remove()
 
+    @property
+    def refused(self) -> str:
+        """Why nothing is served, or ""."""
+        refusal = _refusals.get(self._model)
+        return "" if refusal is None else refusal.reason
+
     def refuse(self, reason: str) -> None:
         """From now on a step fails with WeightsBroken, which ends vLLM's engine if one is asked for before a whole version came."""
         if self._model not in _refusals:
@@ -200,6 +206,7 @@ class _Refusal:
         def refuse(*_: Any, **__: Any) -> Any:
             raise WeightsBroken(reason)
 
+        self.reason = reason
         self._model = weakref.ref(model)
         self._hook = model.register_forward_pre_hook(refuse)
         if hasattr(model, "compute_logits"):

@@ -51,6 +51,10 @@ class RefitEngine(Protocol):
         """A whole version is in place: forget what was cached of the old one, report this one from now on, and serve again if it had
         to be refused."""
 
+    @property
+    def refused(self) -> str:
+        """Why it serves nothing, as `refuse` was told; "" when it serves."""
+
     def refuse(self, reason: str) -> None:
         """The weights are mixed: serve nothing from now on, and say why, until `installed` is called."""
 

@@ -67,6 +67,8 @@ def receive_full(
 class _Nothing:
     """The engine of whoever installs by himself: no parameters but the device they would be on."""
 
+    refused = ""
+
     def __init__(self, device: str) -> None:
         import torch
 

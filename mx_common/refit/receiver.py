@@ -91,6 +91,8 @@ class Receiver:
         self._prepared = None
         writing = False
         try:
+            if self.job.wanted is not None and self.engine.refused:
+                raise RefitFailed(f"a part cannot mend weights that are mixed ({self.engine.refused}); refit all tensors")
             with ExitStack() as stack:
                 with timed(seconds, "wait"):
                     offer = stack.enter_context(offered(self._client, self.job, version, limit))

@@ -23,6 +23,8 @@ VERSIONS = 3
 class Collector:
     """An engine whose parameters are the checkpoint's tensors."""
 
+    refused = ""
+
     def __init__(self, state):
         self._params = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
         self.serving = None

@@ -6,7 +6,6 @@ import json
 
 import pytest
 
-from mx_common.directory import DirectoryServer
 from tests.support.process import Process
 
 
@@ -17,13 +16,6 @@ def _own_corner(monkeypatch, tmp_path):
     monkeypatch.setenv("MX_RECORDS_FILE", str(tmp_path / "records.jsonl"))
     monkeypatch.setenv("MX_RPC_TIMEOUT", "3")
     monkeypatch.setenv("MX_HEARTBEAT_SECONDS", "0.3")
-
-
-@pytest.fixture
-def directory(monkeypatch):
-    with DirectoryServer("127.0.0.1:0") as server:
-        monkeypatch.setenv("MX_SERVER_ADDRESS", server.address)
-        yield server
 
 
 @pytest.fixture
@@ -46,13 +38,3 @@ def start_source(directory, tmp_path):
     yield start
     for child in children:
         child.end()
-
-
-@pytest.fixture
-def records(tmp_path):
-    """The transfer records written so far."""
-
-    def read():
-        return [json.loads(line) for path in sorted(tmp_path.glob("records*")) for line in path.read_text().splitlines()]
-
-    return read

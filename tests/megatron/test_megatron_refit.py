@@ -25,6 +25,8 @@ MODEL, STEPS = "toy/megatron", 2
 class TransformersEngine:
     """Receives into the parameters of a transformers model, one rank."""
 
+    refused = ""
+
     def __init__(self, config):
         self.model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
         self.serving = None

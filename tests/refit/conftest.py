@@ -6,13 +6,11 @@ tests/refit/test_refit_processes.py runs the same over it).
 
 from __future__ import annotations
 
-import json
 import logging
 
 import pytest
 import torch
 
-from mx_common.directory import DirectoryServer
 from mx_common.refit.engine import RefitJob
 from mx_common.refit.held import Held
 from mx_common.refit.publisher import Publisher
@@ -31,23 +29,6 @@ def _own_corner(monkeypatch, tmp_path):
     monkeypatch.setenv("MX_RPC_TIMEOUT", "5")
     monkeypatch.setenv("MX_REFIT_WAIT_SECONDS", "5")
     monkeypatch.setenv("MX_PUBLISH_WAIT_SECONDS", "1")
-
-
-@pytest.fixture
-def directory(monkeypatch):
-    with DirectoryServer("127.0.0.1:0") as server:
-        monkeypatch.setenv("MX_SERVER_ADDRESS", server.address)
-        yield server
-
-
-@pytest.fixture
-def records(tmp_path):
-    """The transfer records written so far."""
-
-    def read():
-        return [json.loads(line) for path in sorted(tmp_path.glob("records*")) for line in path.read_text().splitlines()]
-
-    return read
 
 
 class Trainer:

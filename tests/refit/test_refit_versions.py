@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from mx_common.directory import DirectoryServer
-from mx_common.errors import RefitFailed
+from mx_common.errors import RefitFailed, WeightsBroken
 from mx_common.refit import Held, Publisher, receive_full
 from mx_common.transport.local import LocalTransport
 from tests.support.refit_toy import ToyEngine, checkpoint, expected
@@ -135,3 +135,19 @@ def test_a_trainer_that_tolerates_an_outage_goes_on_training(directory, caplog):
     with DirectoryServer(address):
         assert publisher.publish(3, held).uid
         publisher.close()
+
+
+def test_a_partial_refit_does_not_mend_mixed_weights(trainer, receive):
+    source = trainer(1)
+    source.publish(1)
+    engine, receiver = receive("staged", engine=ToyEngine(lost="layers.1.up"))
+    with pytest.raises(WeightsBroken):
+        receiver.update()
+    engine.lost = ""
+    _, partial = receive(engine=engine, wanted=lambda name: name == "norm")
+    with pytest.raises(RefitFailed, match="a part cannot mend weights that are mixed"):
+        partial.update()
+    assert engine.refused
+    receiver.update()
+    assert holds(engine, 1)
+    assert not engine.refused
