@@ -174,7 +174,7 @@ STAGING_BYTES = _rows.integer(
 REFIT_SHADOW = _rows.choice(
     "MX_REFIT_SHADOW",
     ("auto", "always", "never"),
-    "whether new weights arrive beside the old ones; never: serving pauses meanwhile, and the engine refuses to serve if they do not arrive",
+    "whether new weights arrive beside the old ones; never: serving pauses meanwhile, and is refused if they do not arrive",
     "Refit",
 )
 
