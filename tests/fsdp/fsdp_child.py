@@ -250,7 +250,7 @@ class Recorder:
 
     log: ClassVar[list] = []
 
-    def __init__(self, model_name, slot, expected_slots, *, run="", server="", mode="", log=None):
+    def __init__(self, model_name, slot, expected_slots, *, run="", server="", mode="", framework="", outage="raise", log=None):
         self.log.append(("open", model_name, slot, tuple(expected_slots), run, server, mode))
 
     def publish(self, version, held):
