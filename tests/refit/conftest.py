@@ -16,6 +16,7 @@ from mx_common.refit.held import Held
 from mx_common.refit.publisher import Publisher
 from mx_common.refit.receiver import Receiver
 from mx_common.transport.local import LocalTransport
+from tests.support.refit_hosts import being_read, child, two_hosts  # noqa: F401  fixtures
 from tests.support.refit_toy import ToyEngine, checkpoint
 
 MODEL = "toy/refit"

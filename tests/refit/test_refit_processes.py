@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
 import sys
 import time
 
@@ -13,44 +11,10 @@ import pytest
 
 from mx_common.directory import DirectoryServer
 from tests.support.process import Process
+from tests.support.refit_hosts import told
 
-MODEL = "toy/refit"
 PATHS = pytest.mark.parametrize("path", ["reshard", "staged"])
 LIMIT = "400mbit"
-
-
-@pytest.fixture
-def child(tmp_path):
-    """Starts a child; keyword arguments are its specification."""
-    made = []
-
-    def start(server, namespace="", scale=1, tls="tcp", env=None, **spec):
-        own = {
-            "MX_SERVER_ADDRESS": server,
-            "UCX_TLS": tls,
-            "TOY_REFIT_SCALE": str(scale),
-            "MX_RUNTIME_DIR": str(tmp_path / "run"),
-        }
-        own |= {
-            "MX_RECORDS_FILE": str(tmp_path / "records-{pid}.jsonl"),
-            "MX_FLOOR_MIN_BYTES": "0",
-            "MX_TRANSFER_STALL_TIMEOUT": "15",
-        }
-        command = ["-m", "tests.support.refit_child", json.dumps({"model": MODEL, **spec})]
-        if namespace:
-            command = ["ip", "netns", "exec", namespace, sys.executable, "-u", *command]
-        made.append(Process(*command, env={**own, **(env or {})}, interpreter=not namespace))
-        made[-1].expect("started")
-        return made[-1]
-
-    yield start
-    for one in reversed(made):
-        one.end()
-
-
-def told(process, command):
-    process.tell(command)
-    return process.expect(command.split()[0])
 
 
 @PATHS
@@ -116,37 +80,6 @@ def test_a_directory_that_restarts_empty_is_filled_by_the_next_version(child):
         assert json.loads(told(engine, "update"))["version"] == 2
 
 
-@pytest.fixture
-def two_hosts():
-    """Two network namespaces joined by a link: the trainer's, the engine's, and how to limit the link."""
-    tag = f"{os.getpid() % 100000}"
-    trainer, engine, near, far = f"mxrs{tag}", f"mxrr{tag}", f"mxra{tag}", f"mxrb{tag}"
-
-    def run(command):
-        subprocess.run(command.split(), check=True)
-
-    try:
-        run(f"ip netns add {trainer}")
-        run(f"ip netns add {engine}")
-        run(f"ip link add {near} netns {engine} type veth peer name {far} netns {trainer}")
-        for namespace, device, address in ((engine, near, "10.214.0.1"), (trainer, far, "10.214.0.2")):
-            run(f"ip -n {namespace} addr add {address}/30 dev {device}")
-            run(f"ip -n {namespace} link set {device} up")
-            run(f"ip -n {namespace} link set lo up")
-
-        def limit(rate):
-            for namespace, device in ((engine, near), (trainer, far)):
-                what = (
-                    f"replace dev {device} root tbf rate {rate} burst 256kb latency 100ms" if rate else f"del dev {device} root"
-                )
-                run(f"tc -n {namespace} qdisc {what}")
-
-        yield trainer, engine, limit
-    finally:
-        for namespace in (trainer, engine):
-            subprocess.run(["ip", "netns", "del", namespace], check=False)
-
-
 def test_one_slow_link_gives_one_slow_record_of_one_schema_on_both_paths(two_hosts, child, tmp_path):
     there, here, limit = two_hosts
     address = "10.214.0.2:18001"
@@ -183,3 +116,29 @@ def test_one_slow_link_gives_one_slow_record_of_one_schema_on_both_paths(two_hos
     assert len({tuple(sorted(record)) for record in slow}) == 1, "one schema"
     assert {record["version"] for record in slow} == {4}
     assert all(record["wire_bytes"] == slow[0]["wire_bytes"] for record in slow)
+
+
+def test_a_rank_that_is_killed_while_its_bytes_travel_leaves_the_old_version(being_read):
+    trainers, engine = being_read
+    time.sleep(1)
+    trainers[1].signal(signal.SIGKILL)
+    assert "version 1 still serves" in engine.expect("failed")
+    assert told(engine, "holds 1") == "True"
+
+
+def test_an_optimizer_that_steps_while_bytes_travel_is_told_by_digests(being_read):
+    trainers, engine = being_read
+    time.sleep(1)
+    for trainer in trainers:
+        told(trainer, "overwrite 9")
+    assert "DigestMismatch" in (said := engine.expect("failed"))
+    assert "version 1 still serves" in said
+    assert told(engine, "holds 1") == "True"
+
+
+def test_a_trainer_that_would_step_while_bytes_travel_waits_for_its_reader(being_read):
+    trainers, engine = being_read
+    time.sleep(1)
+    assert [told(trainer, "update") for trainer in trainers] == ["True", "True"]
+    assert json.loads(engine.expect("update"))["version"] == 2
+    assert told(engine, "holds 2") == "True"
