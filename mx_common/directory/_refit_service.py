@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import grpc
 
+from mx_common.directory._service import unknown_value
 from mx_common.directory._version_records import Kind
 from mx_common.directory.versions import Lease, Refusal, Shard, State, Version, VersionSpec, VersionStore
 from mx_common.errors import ConfigError
@@ -267,8 +268,5 @@ def _named(message: Any, *fields: str) -> None:
 
 def _known(message: Any, *fields: str) -> None:
     for name in fields:
-        known = message.DESCRIPTOR.fields_by_name[name].enum_type.values_by_number
-        value = getattr(message, name)
-        if value not in known:
-            names = ", ".join(f"{number} {member.name}" for number, member in sorted(known.items()))
-            raise ConfigError(f"{name}={value} is not known here; known are {names}")
+        if problem := unknown_value(message, name):
+            raise ConfigError(problem)

@@ -22,7 +22,7 @@ from mx_common.identity import mx_source_id
 from mx_common.wire import p2p
 from mx_common.wire.identity import identity_from_proto
 
-__all__ = ["MAX_RECORD_BYTES", "DirectoryService"]
+__all__ = ["MAX_RECORD_BYTES", "DirectoryService", "unknown_value"]
 
 MAX_RECORD_BYTES = 64 << 20
 MAX_NAME_BYTES = 4096
@@ -189,8 +189,15 @@ def _names(message: Any, *fields: str) -> None:
 
 def _enums(message: Any, *fields: str) -> None:
     for field in fields:
-        known = message.DESCRIPTOR.fields_by_name[field].enum_type.values_by_number
-        value = getattr(message, field)
-        if value not in known:
-            names = ", ".join(f"{number} {member.name}" for number, member in sorted(known.items()))
-            raise _Refused(f"{field}={value} is not known here; known are {names}")
+        if problem := unknown_value(message, field):
+            raise _Refused(problem)
+
+
+def unknown_value(message: Any, field: str) -> str:
+    """Why the number in an enum field of a request cannot be used; "" when it can."""
+    known = message.DESCRIPTOR.fields_by_name[field].enum_type.values_by_number
+    value = getattr(message, field)
+    if value in known:
+        return ""
+    names = ", ".join(f"{number} {member.name}" for number, member in sorted(known.items()))
+    return f"{field}={value} is not known here; known are {names}"

@@ -45,8 +45,7 @@ class Round:
 class Layout:
     """All rounds of a version of this layout. `install` writes the live parameters, unless the rounds do (`writes_live`): by their reads
     (`reads_live`), or when they have landed. `filled`: what is whole after the last round. `derived`: live tensors that no checkpoint
-    tensor fills (not known when only a part is wanted); `unused`: checkpoint tensors the engine ignores; `whole`: those its own loader
-    installs."""
+    tensor fills (not known when only a part is wanted); `unused`: checkpoint tensors the engine ignores."""
 
     rounds: tuple[Round, ...]
     memory: Memory
@@ -56,8 +55,6 @@ class Layout:
     filled: Mapping[str, torch.Tensor] = field(default_factory=dict)
     derived: tuple[str, ...] = ()
     unused: tuple[str, ...] = ()
-    whole: tuple[str, ...] = ()
-    staging_bytes: int = field(default=0)
 
 
 def staged_layout(capture: Capture, facts: TensorFacts, engine: RefitEngine, job: RefitJob, device: torch.device) -> Layout:
@@ -89,8 +86,6 @@ def staged_layout(capture: Capture, facts: TensorFacts, engine: RefitEngine, job
         not at_once,
         derived=_derived(capture, half, job),
         unused=tuple(capture.unused),
-        whole=tuple(facts),
-        staging_bytes=area.numel(),
     )
 
 
@@ -153,8 +148,6 @@ def reshard_layout(capture: Capture, facts: TensorFacts, engine: RefitEngine, jo
         filled=target,
         derived=_derived(capture, half, job),
         unused=tuple(capture.unused),
-        whole=tuple(whole),
-        staging_bytes=0 if area is None else area.numel(),
     )
 
 

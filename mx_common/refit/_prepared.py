@@ -26,13 +26,13 @@ __all__ = ["Planned", "Planner"]
 @dataclass(frozen=True)
 class Planned:
     """A layout and one plan a round of it. `minimum_bytes`: what this rank's layout needs; `choice`: bytes read exactly, and as whole row
-    blocks; `digested`: whether every shard was published with digests."""
+    blocks; `verified`: whether every byte is compared with a published digest."""
 
     layout: Layout
     plans: tuple[Plan, ...]
     minimum_bytes: int
     choice: dict[str, int]
-    digested: bool
+    verified: bool
 
     def pull_staging(self, bound: int) -> int:
         """Bytes of staging that pulls need at a time, at most `bound` where single pulls allow it."""
@@ -61,21 +61,20 @@ class Planner:
             self._release()
             table.check()
             self._layout, self._layout_key = self._new_layout(table), key
-        digested = bool((np.diff(table.digest_offset) > 0).all())
-        plan_key = (table.address_signature(), digested)
+        verified = self._job.verify and bool((np.diff(table.digest_offset) > 0).all())
+        plan_key = (table.address_signature(), verified)
         if plan_key != self._plan_key:
             order = np.array(prefer(), dtype=np.int64)
-            verify = self._job.verify and digested
             largest = min(PULL_BYTES, self._job.staging_bytes // 2)
             self._plans = tuple(
-                make_plan(table, r.pieces, preference=order, verify=verify, pull_bytes=largest) for r in self._layout.rounds
+                make_plan(table, r.pieces, preference=order, verify=verified, pull_bytes=largest) for r in self._layout.rounds
             )
             self._plan_key = plan_key
         choice: dict[str, int] = {}
         for plan in self._plans:
             for kind, nbytes in plan.choice.items():
                 choice[kind] = choice.get(kind, 0) + nbytes
-        return Planned(self._layout, self._plans, sum(plan.minimum_bytes for plan in self._plans), choice, digested)
+        return Planned(self._layout, self._plans, sum(plan.minimum_bytes for plan in self._plans), choice, verified)
 
     def forget(self) -> None:
         """Keep nothing for the next version."""

@@ -23,6 +23,7 @@ import numpy.typing as npt
 from mx_common import envs
 from mx_common._timed import timed
 from mx_common.errors import DigestMismatch
+from mx_common.load.tensors import some_names
 from mx_common.refit._memory import Memory
 from mx_common.refit._verify import differing
 from mx_common.refit.plan import Plan
@@ -210,10 +211,9 @@ class Reader:
         wrong = differing(expected, runs)
         if wrong:
             shards = list(dict.fromkeys(owner[run] for run, _ in wrong))
-            names = [f"{table.names[table.tensor[s]]} of {table.agents[table.agent[s]].slot}" for s in shards[:5]]
-            more = f" and {len(shards) - 5} more" if len(shards) > 5 else ""
+            names = some_names([f"{table.names[table.tensor[s]]} of {table.agents[table.agent[s]].slot}" for s in shards])
             raise DigestMismatch(
-                f"{len(wrong)} of {sum(map(len, expected))} row blocks differ from what was published ({', '.join(names)}{more}); the "
+                f"{len(wrong)} of {sum(map(len, expected))} row blocks differ from what was published ({names}); the "
                 "trainer changed its weights while they were read (its MX_PUBLISH_WAIT_SECONDS ran out?), or the transport damaged them"
             )
 

@@ -45,7 +45,7 @@ def transfer_of(job: RefitJob, offer: Offer, planned: Planned, wire: Wire, secon
         "policy": configured_policy_label(),
         "peers": wire.peers(),
         "worker_id": job.worker_id,
-        "verified": job.verify and planned.digested,
+        "verified": planned.verified,
         "minimum_bytes": planned.minimum_bytes,
         "choice": planned.choice,
         "fallback": False,

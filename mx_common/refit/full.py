@@ -57,7 +57,7 @@ def receive_full(
             planned = Planner(job, _Nothing(device)).plan(offer.table, lambda: [0] * len(offer.table.agents))
             reader.attach(planned.layout.memory, offer.table.agents, planned.pull_staging(job.staging_bytes // 2))
         for plan, landing in zip(planned.plans, planned.layout.rounds, strict=True):
-            reader.run(plan, offer.table, wire, seconds, verify=job.verify and planned.digested)
+            reader.run(plan, offer.table, wire, seconds, verify=planned.verified)
             offer.check()
             refuse_impossible(transfer_of(job, offer, planned, wire, seconds), log)
             yield from landing.tensors.items()

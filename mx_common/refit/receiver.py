@@ -24,6 +24,7 @@ from mx_common._timed import timed
 from mx_common.directory.embedded import resolve
 from mx_common.directory.refit_client import RefitClient
 from mx_common.errors import MxError, RefitFailed, WeightsBroken
+from mx_common.load.tensors import some_names
 from mx_common.refit._landing import Layout
 from mx_common.refit._offer import Offer, offered
 from mx_common.refit._prepared import Planner
@@ -109,7 +110,7 @@ class Receiver:
                     landing = planned.layout.rounds[number]
                     if planned.layout.reads_live and not writing:
                         writing = self._refuse_until_whole(offer.number)
-                    self._reader.run(plan, offer.table, wire, seconds, verify=self.job.verify and planned.digested)
+                    self._reader.run(plan, offer.table, wire, seconds, verify=planned.verified)
                     with timed(seconds, "check"):
                         strange += nonfinite(landing.tensors)
                     if planned.layout.writes_live:
@@ -130,7 +131,9 @@ class Receiver:
             self._failed(wanted, error, writing)
             raise
         if strange:
-            self._log.warning("version %d of %s has NaN or infinity in %s", offer.number, self.job.model_name, _some(strange))
+            self._log.warning(
+                "version %d of %s has NaN or infinity in %s", offer.number, self.job.model_name, some_names(strange)
+            )
         layout = planned.layout
         done = Installed(
             offer.number,
@@ -139,7 +142,7 @@ class Receiver:
             wire.bytes,
             planned.minimum_bytes,
             verdict.kind,
-            self.job.verify and planned.digested,
+            planned.verified,
             seconds,
             layout.derived,
             layout.unused,
@@ -220,9 +223,9 @@ class Ready:
         if (done.derived, done.unused) != receiver._said:
             receiver._said = done.derived, done.unused
             if done.derived:
-                receiver._log.info("no published tensor fills %s: they stay as they were made", _some(list(done.derived)))
+                receiver._log.info("no published tensor fills %s: they stay as they were made", some_names(done.derived))
             if done.unused:
-                receiver._log.warning("the engine does nothing with %s, which the trainer publishes", _some(list(done.unused)))
+                receiver._log.warning("the engine does nothing with %s, which the trainer publishes", some_names(done.unused))
         receiver._log.info(
             "version %d of %s serves: %.1f MB over the wire (%.2f x what this rank needs), %s",
             done.version,
@@ -243,8 +246,3 @@ def _preference(offer: Offer, job: RefitJob) -> list[int]:
     ordered = selector.order(candidates, Target(job.model_name, job.worker_id, job.rank))
     place = {candidate.worker_id: at for at, candidate in enumerate(ordered)}
     return [place[agent.name] for agent in offer.table.agents]
-
-
-def _some(names: list[str]) -> str:
-    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-    return ", ".join(names[:5]) + more
