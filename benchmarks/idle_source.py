@@ -3,7 +3,7 @@
     python -m benchmarks.idle_source [--seconds 20] [--json]
 
 The source serves 256 MiB in 500 tensors, heartbeats every 30 s as by default, and hosts nothing else. Its transport runs no progress
-thread; one of ours looks for readers once in two seconds. Beside it runs a control that only wakes twice a second: virtual machines
+thread; one of ours looks for readers once in three seconds. Beside it runs a control that only wakes twice a second: virtual machines
 charge a process for waking up and for touching its memory again, and that part is not ours.
 """
 

@@ -6,7 +6,8 @@
     server = ManifestServer(REFIT_WORKER_SERVICE, host="10.0.0.7", port=0, what="the manifest service", advice="use port 0 for any").start()
 
 Invariant: what is advertised is what others dial; a loopback host is bound as it is, any other on all interfaces, since an advertised
-name need not be an address of this machine. The port belongs to exactly one server.
+name need not be an address of this machine. The port belongs to exactly one server. Methods run in threads of their own, so that a slow
+one holds up nobody; without calls nothing wakes up.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any, TypeVar
 import grpc
 from google.protobuf.descriptor import ServiceDescriptor
 
+from mx_common.directory._aio_thread import AioThread, join, leave
 from mx_common.directory._channel import message_limits
 from mx_common.directory.address import Address
 from mx_common.errors import DirectoryUnavailable
@@ -30,6 +32,7 @@ log = logging.getLogger(__name__)
 Self = TypeVar("Self", bound="RankServer")
 
 THREADS = 4
+START_SECONDS = 10.0
 
 
 class RankServer:
@@ -41,6 +44,7 @@ class RankServer:
         self._advertised = Address.parse(f"{bracketed}:{port}", what=f"address of {what}", binding=True)
         self._server: Any = None
         self._pool: ThreadPoolExecutor | None = None
+        self._thread: AioThread | None = None
 
     @property
     def endpoint(self) -> str:
@@ -56,16 +60,12 @@ class RankServer:
         bind = self._advertised
         if not bind.is_loopback:
             bind = Address("::" if ":" in bind.host else "0.0.0.0", bind.port)
-        self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="mx-rank-service")
-        server = grpc.server(self._pool, options=[*message_limits(), ("grpc.so_reuseport", 0)])
-        server.add_generic_rpc_handlers((service_handler(self._service, self),))
+        self._thread = join()
         try:
-            port = server.add_insecure_port(str(bind))
-        except RuntimeError as error:
-            self._pool.shutdown(wait=False)
+            port = self._thread.run(self._begin(bind), seconds=START_SECONDS)
+        except (RuntimeError, TimeoutError) as error:
+            self.stop()
             raise DirectoryUnavailable(f"{self._what} cannot bind {bind}: {error}; free the port, or {self._advice}") from error
-        server.start()
-        self._server = server
         self._advertised = Address(self._advertised.host, port)
         log.info("%s serves on %s", self._what, self._advertised)
         return self
@@ -73,12 +73,31 @@ class RankServer:
     def stop(self, grace: float = 0.5) -> None:
         """Stop serving; calls in flight have `grace` seconds to end."""
         server, self._server = self._server, None
-        if server is not None and self._pool is not None:
-            server.stop(grace).wait(grace + 1)
-            self._pool.shutdown(wait=False)
+        thread, self._thread = self._thread, None
+        pool, self._pool = self._pool, None
+        if thread is not None:
+            leave(thread, _end(server, grace), seconds=grace + START_SECONDS)
+        if pool is not None:
+            pool.shutdown(wait=False)
+
+    async def _begin(self, bind: Address) -> int:
+        """The port bound."""
+        self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="mx-rank-service")
+        options = [*message_limits(), ("grpc.so_reuseport", 0)]
+        server = grpc.aio.server(migration_thread_pool=self._pool, options=options)
+        server.add_generic_rpc_handlers((service_handler(self._service, self),))
+        port = server.add_insecure_port(str(bind))
+        await server.start()
+        self._server = server
+        return int(port)
 
     def __enter__(self: Self) -> Self:
         return self.start()
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+
+async def _end(server: Any, grace: float) -> None:
+    if server is not None:
+        await server.stop(grace)

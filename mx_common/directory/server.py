@@ -1,4 +1,4 @@
-"""A directory server in a thread of its own, for `mx server` and for the embedded default alike.
+"""A directory server beside the work of its process, for `mx server` and for the embedded default alike.
 
     with DirectoryServer("127.0.0.1:0") as server:
         print(server.address)
@@ -12,17 +12,16 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import concurrent.futures
 import errno
 import logging
 import socket
-import threading
 from typing import Any
 
 import grpc
 from google.protobuf import descriptor_pool
 
 from mx_common import envs
+from mx_common.directory._aio_thread import AioThread, join, leave
 from mx_common.directory._channel import message_limits
 from mx_common.directory._refit_service import RefitService
 from mx_common.directory._service import MAX_RECORD_BYTES, DirectoryService
@@ -38,7 +37,7 @@ __all__ = ["DirectoryServer"]
 log = logging.getLogger(__name__)
 
 START_SECONDS = 10.0
-SWEEP_SECONDS = 1.0
+SWEEP_SECONDS = 5.0  # answers go by ages, swept or not; this only forgets
 SERVICES = (P2P_SERVICE, REFIT_SERVICE, VERSION_SERVICE)
 
 
@@ -67,11 +66,10 @@ class DirectoryServer:
         )
         self._max_record_bytes = max_record_bytes
         self._store_is_lost = False
-        self._grace = 0.5
         self._bound: Address | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._stopping: asyncio.Event | None = None
-        self._thread: threading.Thread | None = None
+        self._server: Any = None
+        self._sweeper: asyncio.Task[None] | None = None
+        self._thread: AioThread | None = None
 
     @property
     def address(self) -> str:
@@ -87,15 +85,12 @@ class DirectoryServer:
         if (reason := _why_not_bound(self._wanted)) is not None:
             # asked first because grpc prints every failed bind to stderr
             raise self._cannot_serve(reason) from reason
-        bound: concurrent.futures.Future[int] = concurrent.futures.Future()
-        self._thread = threading.Thread(target=self._main, args=(bound,), name="mx-directory", daemon=True)
-        self._thread.start()
+        self._thread = join()
         try:
-            port = bound.result(START_SECONDS)
+            port = self._thread.run(self._begin(), seconds=START_SECONDS)
         except Exception as error:
             # grpc reports a failed bind as a bare RuntimeError; whatever it was, the caller has no server
-            self._thread.join(START_SECONDS)
-            self._thread = None
+            self.stop()
             # no reason and a RuntimeError: the address was taken and is free again
             cause = _why_not_bound(self._wanted) or (None if isinstance(error, RuntimeError) else error)
             raise self._cannot_serve(cause or error) from cause
@@ -107,16 +102,10 @@ class DirectoryServer:
     def stop(self, grace: float = 0.5) -> None:
         """Stop serving; calls in flight have `grace` seconds to end."""
         thread, self._thread, self._bound = self._thread, None, None
-        if thread is None or self._loop is None or self._stopping is None:
+        if thread is None:
             return
         atexit.unregister(self.stop)
-        self._grace = grace
-        try:
-            self._loop.call_soon_threadsafe(self._stopping.set)
-        except RuntimeError:
-            # the loop has closed by itself
-            return
-        thread.join(grace + START_SECONDS)
+        leave(thread, self._end(grace), seconds=grace + START_SECONDS)
 
     def __enter__(self) -> DirectoryServer:
         return self.start()
@@ -127,18 +116,8 @@ class DirectoryServer:
     def _cannot_serve(self, reason: BaseException) -> DirectoryUnavailable:
         return DirectoryUnavailable(f"cannot serve a directory on {self._wanted}: {reason}; free the address or choose another")
 
-    def _main(self, bound: concurrent.futures.Future[int]) -> None:
-        try:
-            asyncio.run(self._serve(bound))
-        except Exception as error:
-            # the thread's only reader is start(), which is told; later failures belong in the log
-            if bound.done():
-                log.exception("directory on %s stopped", self._wanted)
-            else:
-                bound.set_exception(error)
-
-    async def _serve(self, bound: concurrent.futures.Future[int]) -> None:
-        self._loop, self._stopping = asyncio.get_running_loop(), asyncio.Event()
+    async def _begin(self) -> int:
+        """The port bound."""
         server = grpc.aio.server(options=[*message_limits(), ("grpc.so_reuseport", 0)])
         service = DirectoryService(self._store, max_record_bytes=self._max_record_bytes)
         refits = RefitService(self._versions, shared=self._store.blocking)
@@ -148,14 +127,25 @@ class DirectoryServer:
         port = server.add_insecure_port(str(self._wanted))
         await server.start()
         await _serving(health)
-        bound.set_result(port)
-        while not self._stopping.is_set():
-            await self._sweep()
+        self._server = server
+        self._sweeper = asyncio.create_task(self._sweep_again_and_again())
+        return int(port)
+
+    async def _end(self, grace: float) -> None:
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        if self._server is not None:
+            await self._server.stop(grace)
+        self._server = self._sweeper = None
+
+    async def _sweep_again_and_again(self) -> None:
+        while True:
             try:
-                await asyncio.wait_for(self._stopping.wait(), SWEEP_SECONDS)
-            except asyncio.TimeoutError:
-                continue
-        await server.stop(self._grace)
+                await self._sweep()
+            except Exception:
+                # a sweep that fails must not be the last one
+                log.exception("directory on %s could not sweep", self._bound)
+            await asyncio.sleep(SWEEP_SECONDS)
 
     async def _sweep(self) -> None:
         self._versions.sweep()

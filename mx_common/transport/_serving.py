@@ -3,7 +3,7 @@
     pump = Pump("worker-7", agent.progress, active=leases_open); pump.stop()
 
 Over tcp a reader only advances when the source looks at its sockets. NIXL's own thread does that by taking a whole core for
-ever; this one looks often while somebody reads and once in two seconds otherwise. Somebody reads while `active()` says so,
+ever; this one looks often while somebody reads and once in three seconds otherwise. Somebody reads while `active()` says so,
 for a second after a `nudge`, and while looks go on finding work (peers that read without a lease). Invariant: it ends with
 `stop`, and no error of a look ends it before.
 """
@@ -21,12 +21,13 @@ __all__ = ["Pump"]
 
 log = logging.getLogger(__name__)
 
-_BUSY_PAUSE, _IDLE_PAUSE = 100e-6, 2.0
+_BUSY_PAUSE, _IDLE_PAUSE = 100e-6, 3.0
 # What a look costs tells whether it found work. NIXL does not: a look moves at least a socket's worth of bytes or does nothing in some
 # ten microseconds of cpu time, but for the first after a pause, which finds cold caches and may take a millisecond for nothing.
 _WORK_SECONDS = 100e-6
 _TRIAL_SECONDS, _STRETCH_SECONDS = 0.02, 1.0
 _AT_WORK = 0.125
+_ENOUGH_LOOKS = 24  # to judge by: a machine that is slow to wake holds three looks in a trial, and one of them is dear by chance
 
 
 class Pace:
@@ -50,7 +51,7 @@ class Pace:
             return worked
         self._looks += 1
         self._at_work += worked
-        if now >= self._until:
+        if now >= self._until and self._looks >= _ENOUGH_LOOKS:
             self._follow(now + _STRETCH_SECONDS if self._at_work >= _AT_WORK * self._looks else 0.0)
         return self._until > 0
 

@@ -21,7 +21,7 @@ def test_a_directory_that_is_down_is_named_with_call_time_and_advice(free_port):
     ):
         client.list_sources()
     message = str(caught.value)
-    assert f"ListSources to the directory 127.0.0.1:{free_port} failed after 0." in message
+    assert f"ListSources to the directory 127.0.0.1:{free_port} failed after " in message
     assert "attempts" in message
     assert "MX_SERVER_ADDRESS" in message
 

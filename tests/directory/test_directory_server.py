@@ -201,7 +201,7 @@ def test_a_stopped_server_leaves_no_thread_and_frees_its_port():
     first = DirectoryServer("127.0.0.1:0").start()
     address = first.address
     first.stop()
-    assert not [thread for thread in threading.enumerate() if thread.name == "mx-directory"]
+    assert not [thread for thread in threading.enumerate() if thread.name == "mx-grpc"]
     with pytest.raises(DirectoryUnavailable, match="call start"):
         _ = first.address
     with DirectoryServer(address) as second:
