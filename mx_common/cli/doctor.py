@@ -34,6 +34,7 @@ def run_checks(server: str | None = None, *, patience: float = 60.0, sysfs: Path
     with Probe("nixl") as nixl, Probe("patches") as patches:
         checks: list[tuple[str, Callable[[], Iterator[Check]]]] = [
             ("versions", _checks.versions),
+            ("engines", _checks.engines),
             ("settings", _checks.settings),
             ("NIXL", lambda: _nixl(*nixl.wait(patience))),
             ("NICs", lambda: _checks.nics(sysfs)),
@@ -67,6 +68,7 @@ def command(
 
     \b
     versions     installed packages, and those outside the range this pack was run with
+    vLLM, ...    of each engine this pack has an adapter for: what is installed, and whether it is supported
     settings     variables that are not valid, MX_ names that do not exist
     NIXL         the configured backend, a read of 1 MiB between two agents, plugins that load
     NICs         RDMA ports, their state, the locked memory they need

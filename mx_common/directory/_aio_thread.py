@@ -38,11 +38,17 @@ class AioThread:
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, T], *, seconds: float) -> T:
-        """What `work` returns or raises; `TimeoutError` when it takes longer than `seconds`."""
+        """What `work` returns or raises; `TimeoutError` when it takes longer than `seconds`. It goes on then: gRPC's servers crash
+        when they are cancelled."""
         try:
             return asyncio.run_coroutine_threadsafe(work, self._loop).result(seconds)
         except concurrent.futures.TimeoutError as error:  # not the built-in one before Python 3.11
             raise TimeoutError(f"not done within {seconds:g} s") from error
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the caller runs in it."""
+        return threading.current_thread() is self._thread
 
     def end(self, seconds: float = 10.0) -> None:
         """Returns when the thread has ended."""
@@ -75,15 +81,21 @@ def join() -> AioThread:
 
 
 def leave(thread: AioThread, ending: Coroutine[Any, Any, None], *, seconds: float) -> None:
-    """One server less, after `ending` and at most `seconds`. The last one ends the thread. In a forked child nothing is to be ended."""
+    """One server less, after `ending` and at most `seconds`. The last one ends the thread. In a forked child nothing is to be ended.
+    Called in the thread itself, by a collection of garbage say, it returns at once, and the server ends after that."""
     global _current
     if thread.process != os.getpid():
         ending.close()
         return
+    if thread.is_current:  # it cannot wait for itself
+        threading.Thread(
+            target=leave, args=(thread, ending), kwargs={"seconds": seconds}, name=f"{NAME}-end", daemon=True
+        ).start()
+        return
     try:
         thread.run(ending, seconds=seconds)
-    except TimeoutError as error:
-        log.warning("a gRPC server did not end: %s", error)
+    except (Exception, concurrent.futures.CancelledError) as error:  # whatever gRPC raises, the server is not counted any more
+        log.warning("a gRPC server did not end: %s: %s", type(error).__name__, error)
     with _lock:
         thread.servers -= 1
         last = thread.servers == 0

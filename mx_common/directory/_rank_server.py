@@ -12,6 +12,7 @@ one holds up nobody; without calls nothing wakes up.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -45,6 +46,7 @@ class RankServer:
         self._server: Any = None
         self._pool: ThreadPoolExecutor | None = None
         self._thread: AioThread | None = None
+        self._beginning: asyncio.Task[Any] | None = None
 
     @property
     def endpoint(self) -> str:
@@ -63,7 +65,7 @@ class RankServer:
         self._thread = join()
         try:
             port = self._thread.run(self._begin(bind), seconds=START_SECONDS)
-        except (RuntimeError, TimeoutError) as error:
+        except Exception as error:  # a bare RuntimeError from gRPC; whatever it was, the caller has no server
             self.stop()
             raise DirectoryUnavailable(f"{self._what} cannot bind {bind}: {error}; free the port, or {self._advice}") from error
         self._advertised = Address(self._advertised.host, port)
@@ -72,16 +74,14 @@ class RankServer:
 
     def stop(self, grace: float = 0.5) -> None:
         """Stop serving; calls in flight have `grace` seconds to end."""
-        server, self._server = self._server, None
         thread, self._thread = self._thread, None
-        pool, self._pool = self._pool, None
         if thread is not None:
-            leave(thread, _end(server, grace), seconds=grace + START_SECONDS)
-        if pool is not None:
-            pool.shutdown(wait=False)
+            leave(thread, self._end(grace), seconds=grace + START_SECONDS)
+        self._server = None
 
     async def _begin(self, bind: Address) -> int:
         """The port bound."""
+        self._beginning = asyncio.current_task()
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="mx-rank-service")
         options = [*message_limits(), ("grpc.so_reuseport", 0)]
         server = grpc.aio.server(migration_thread_pool=self._pool, options=options)
@@ -91,13 +91,18 @@ class RankServer:
         self._server = server
         return int(port)
 
+    async def _end(self, grace: float) -> None:
+        if self._beginning is not None:  # one that took too long may make a server after all
+            await asyncio.wait({self._beginning})
+        server, self._server = self._server, None
+        pool, self._pool = self._pool, None
+        if server is not None:
+            await server.stop(grace)
+        if pool is not None:
+            pool.shutdown(wait=False)
+
     def __enter__(self: Self) -> Self:
         return self.start()
 
     def __exit__(self, *_: object) -> None:
         self.stop()
-
-
-async def _end(server: Any, grace: float) -> None:
-    if server is not None:
-        await server.stop(grace)

@@ -69,6 +69,7 @@ class DirectoryServer:
         self._bound: Address | None = None
         self._server: Any = None
         self._sweeper: asyncio.Task[None] | None = None
+        self._beginning: asyncio.Task[Any] | None = None
         self._thread: AioThread | None = None
 
     @property
@@ -118,6 +119,7 @@ class DirectoryServer:
 
     async def _begin(self) -> int:
         """The port bound."""
+        self._beginning = asyncio.current_task()
         server = grpc.aio.server(options=[*message_limits(), ("grpc.so_reuseport", 0)])
         service = DirectoryService(self._store, max_record_bytes=self._max_record_bytes)
         refits = RefitService(self._versions, shared=self._store.blocking)
@@ -126,12 +128,14 @@ class DirectoryServer:
         health = _add_health_and_reflection(server)
         port = server.add_insecure_port(str(self._wanted))
         await server.start()
-        await _serving(health)
         self._server = server
+        await _serving(health)
         self._sweeper = asyncio.create_task(self._sweep_again_and_again())
         return int(port)
 
     async def _end(self, grace: float) -> None:
+        if self._beginning is not None:  # one that took too long may make a server after all
+            await asyncio.wait({self._beginning})
         if self._sweeper is not None:
             self._sweeper.cancel()
         if self._server is not None:

@@ -2,7 +2,7 @@
 
 An adapter translates; it holds no retry, no verification and no policy. Three calls are enough:
 
-    class VllmModel:                        # see mx_vllm.model for the real one
+    class VllmModel:                        # see mx_common.load.torch_model, and mx_vllm.loader for a real one
         def build(self): ...                # a model in its final memory layout, values undefined
         def discard(self): ...              # forget it, memory returned
         def load_from_storage(self): ...    # a model with weights read by the engine's own loader
@@ -12,9 +12,11 @@ Invariant the pack relies on: at most one model exists at a time; `build` and `l
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from mx_common.identity import Identity
 from mx_common.load.settings import Settings
@@ -22,7 +24,10 @@ from mx_common.load.settings import Settings
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["EngineModel", "Job"]
+__all__ = ["EngineModel", "Job", "configuration_digest"]
+
+# where a configuration came from, not what it says
+_NOT_OF_THE_MODEL = ("_name_or_path", "_commit_hash", "transformers_version")
 
 
 class EngineModel(Protocol):
@@ -58,3 +63,10 @@ class Job:
     accelerator: str
     settings: Settings
     refused: str = ""
+
+
+def configuration_digest(described: Mapping[str, Any]) -> str:
+    """16 hex digits of a model's Hugging Face configuration as it is in force, overrides included: buffers computed from it (rotary
+    tables) are shared too."""
+    said = {name: value for name, value in described.items() if name not in _NOT_OF_THE_MODEL}
+    return hashlib.sha256(json.dumps(said, sort_keys=True, default=str).encode()).hexdigest()[:16]

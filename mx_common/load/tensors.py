@@ -150,8 +150,11 @@ class TensorTable:
 def _without_aliases(spans: Mapping[str, tuple[torch.device, int, int]]) -> list[str]:
     """Names in their own order, less those whose bytes all belong to an earlier or larger tensor. Spans: device, address, bytes."""
     inside: set[str] = set()
-    last_name, last_device, last_stop = "", "", 0
-    rows = [(str(device), start, -length, place, name) for place, (name, (device, start, length)) in enumerate(spans.items())]
+    last_name, last_device, last_stop = "", ("", 0), 0
+    rows = [
+        ((device.type, device.index or 0), start, -length, place, name)  # its text costs more than all the rest
+        for place, (name, (device, start, length)) in enumerate(spans.items())
+    ]
     for device, start, negative, _, name in sorted(rows):
         if device != last_device or start >= last_stop:
             last_name, last_device, last_stop = name, device, start - negative

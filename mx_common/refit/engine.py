@@ -1,6 +1,6 @@
 """What an inference engine implements to receive versions of its weights.
 
-    class VllmRefit:                            # see mx_vllm.refit_model for the real one
+    class VllmRefit:                            # see mx_common.refit.torch_engine, and mx_vllm.refit for a real one
         def parameters(self): ...               # what serves now, by the engine's names
         def capture(self, tensors): ...         # which boxes of the checkpoint's tensors go where
         def load(self, tensors): ...            # full tensors, through the engine's own loader
@@ -34,6 +34,10 @@ TensorFacts = Mapping[str, "tuple[tuple[int, ...], torch.dtype]"]
 
 class RefitEngine(Protocol):
     """One rank's live model."""
+
+    @property
+    def serving(self) -> int | None:
+        """The version that was installed last, None before the first. Another object for the same model says the same."""
 
     def parameters(self) -> Mapping[str, torch.Tensor]:
         """Every tensor that serving reads and the checkpoint fills, by the engine's name. Storage addresses are stable."""

@@ -68,6 +68,7 @@ class _Nothing:
     """The engine of whoever installs by himself: no parameters but the device they would be on."""
 
     refused = ""
+    serving = None
 
     def __init__(self, device: str) -> None:
         import torch

@@ -68,14 +68,18 @@ class Receiver:
         opener: Callable[[str], Transport] = open_transport,
     ) -> None:
         self.job, self.engine = job, engine
-        self.serving: int | None = None
         self.broken = ""
         self._log = log or logging.getLogger(__name__)
-        self._client = RefitClient(resolve(job.server or None))
+        self._client: RefitClient | None = None
         self._reader = Reader(job.worker_id, opener)
         self._planner = Planner(job, engine, self._reader.release)
         self._prepared: Ready | None = None
         self._said: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
+
+    @property
+    def serving(self) -> int | None:
+        """The version that the engine serves, whichever receiver installed it; None before the first."""
+        return self.engine.serving
 
     def update(self, version: int | None = None, timeout: float | None = None) -> Installed:
         """Prepare and install `version` (None: the newest). Raises RefitFailed, saying what serves now."""
@@ -96,6 +100,8 @@ class Receiver:
                 raise RefitFailed(f"a part cannot mend weights that are mixed ({self.engine.refused}); refit all tensors")
             with ExitStack() as stack:
                 with timed(seconds, "wait"):
+                    # not when it is made: of several ranks one alone may find no directory, and has to say so where all are asked
+                    self._client = self._client or RefitClient(resolve(self.job.server or None))
                     offer = stack.enter_context(offered(self._client, self.job, version, limit))
                 with timed(seconds, "plan"):
                     planned = self._planner.plan(offer.table, partial(_preference, offer, self.job))
@@ -155,7 +161,9 @@ class Receiver:
         """Give the transport and the memory back."""
         self._prepared = None
         self._reader.close()
-        self._client.close()
+        client, self._client = self._client, None
+        if client is not None:
+            client.close()
 
     def __enter__(self) -> Receiver:
         return self
@@ -219,7 +227,7 @@ class Ready:
         except BaseException as error:
             receiver._failed(wanted, error, True)
             raise
-        receiver.serving, receiver.broken = done.version, ""
+        receiver.broken = ""
         if (done.derived, done.unused) != receiver._said:
             receiver._said = done.derived, done.unused
             if done.derived:

@@ -27,7 +27,9 @@ _BUSY_PAUSE, _IDLE_PAUSE = 100e-6, 3.0
 _WORK_SECONDS = 100e-6
 _TRIAL_SECONDS, _STRETCH_SECONDS = 0.02, 1.0
 _AT_WORK = 0.125
-_ENOUGH_LOOKS = 24  # to judge by: a machine that is slow to wake holds three looks in a trial, and one of them is dear by chance
+_ENOUGH_LOOKS = (
+    24  # to judge by: a machine that is slow to wake holds three looks in a trial, and one of them is dear by chance
+)
 
 
 class Pace:

@@ -7,12 +7,11 @@ import os
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
-from mx_common.cli._checks import Check, nics
+from mx_common.cli._checks import Check, engines, nics
 from mx_common.errors import ConfigError
 
 
@@ -38,7 +37,8 @@ def test_a_machine_in_order_passes_with_versions_backends_nics_clocks_and_patche
     code, found = examine(MX_SERVER_ADDRESS=directory.address)
     assert code == 0
     versions = found["versions"][0]["detail"]
-    assert all(f"{name} " in versions for name in ("Python", "mx-adapters", "grpcio", "protobuf", "nixl", "vllm", "torch"))
+    assert all(f"{name} " in versions for name in ("Python", "mx-adapters", "grpcio", "protobuf", "nixl", "torch"))
+    assert "is within the supported range" in found["vLLM"][0]["detail"]
     assert found["NIXL"][0]["detail"].startswith("backend UCX starts")
     assert "1 MiB read between two agents over ucx" in found["transport"][0]["detail"]
     assert "UCX (DRAM, VRAM)" in found["NIXL plugins"][0]["detail"]
@@ -157,18 +157,53 @@ def test_sending_larger_pieces_over_tcp_than_readers_take_is_warned_of(examine, 
     assert any("corrupts tcp readers" in detail for detail in said) is warned
 
 
-def test_an_engine_outside_the_supported_range_fails_with_the_range(examine, blocked, mx):
+def installed(site, name, version, entry_points=""):
+    """A distribution of nothing but its metadata, in a folder on the path."""
+    info = site / f"{name.replace('-', '_')}-{version}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    (info / "entry_points.txt").write_text(entry_points)
+
+
+def test_an_engine_outside_the_supported_range_fails_with_the_range(blocked, mx):
     site = Path(blocked("vllm"))
-    (site / "vllm-0.99.0.dist-info").mkdir()
-    (site / "vllm-0.99.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.99.0\n")
+    installed(site, "vllm", "0.99.0")
     done = mx("doctor", "--json", PYTHONPATH=str(site))
-    (check,) = [c for c in json.loads(done.out)["checks"] if c["name"] == "vllm"]
+    (check,) = [c for c in json.loads(done.out)["checks"] if c["name"] == "vLLM"]
     assert (done.code, check["state"]) == (1, "fail")
-    assert "vllm 0.99.0 is outside the supported range <0.33,>=0.32" in check["detail"]
-    assert "pip install 'vllm<0.33,>=0.32'" in check["fix"]
+    assert check["detail"] == "0.99.0 is outside the supported range >=0.32,<0.33"
+    assert "pip install 'vllm>=0.32,<0.33'" in check["fix"]
     patches = [c["detail"] for c in json.loads(done.out)["checks"] if c["name"].startswith("patch ")]
     assert patches
     assert all("vllm 0.99.0 is outside" in detail for detail in patches)
+
+
+TOYS = """[mx_common.engines]
+absent = toy_adapters:ABSENT
+present = toy_adapters:PRESENT
+other = toy_adapters:OTHER
+broken = toy_adapters:NOTHING
+"""
+
+
+def test_every_adapters_engine_is_listed_as_absent_supported_or_not(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    installed(tmp_path, "toy-present", "1.5")
+    installed(tmp_path, "toy-other-cpu", "2.0")
+    installed(tmp_path, "toy-adapters", "1", TOYS)
+    (tmp_path / "toy_adapters.py").write_text(
+        "from mx_common.engines import Engine\n"
+        "ABSENT = Engine('Absent', ('toy-absent',), '>=1,<2', 'do without')\n"
+        "PRESENT = Engine('Present', ('toy-present',), '>=1,<2', 'do without')\n"
+        "OTHER = Engine('Other', ('toy-other', 'toy-other-cpu'), '>=1,<2', 'do without')\n"
+    )
+    found = {check.name: check for check in engines()}
+    assert (found["Absent"].state, found["Absent"].detail) == ("ok", "not installed; supported: >=1,<2")
+    assert (found["Present"].state, found["Present"].detail) == ("ok", "1.5 is within the supported range >=1,<2")
+    assert (found["Other"].state, found["Other"].detail) == ("fail", "2.0 is outside the supported range >=1,<2")
+    assert found["Other"].fix == "pip install 'toy-other>=1,<2'; until then the pack is refused: do without"
+    assert found["engine broken"].state == "warn"
+    assert "NOTHING" in found["engine broken"].detail
 
 
 def test_a_runtime_directory_that_cannot_be_written_fails(examine, tmp_path):

@@ -11,6 +11,7 @@ import psutil
 import pytest
 import torch
 
+from mx_common.directory.refit_client import RefitClient
 from mx_common.errors import RefitFailed, TransferError, WeightsBroken
 from mx_common.refit import Held
 from mx_common.refit.capture import capture
@@ -220,15 +221,15 @@ def test_a_newest_version_that_is_superseded_before_it_is_leased_is_not_insisted
     source = trainer(1, mode="snapshot")
     source.publish(1)
     engine, receiver = receive()
-    lease, late = receiver._client.lease, []
+    lease, late = RefitClient.lease, []
 
-    def leased(uid, worker_id):
+    def leased(client, uid, worker_id):
         if not late:
             late.append(uid)
             source.publish(2)
-        return lease(uid, worker_id)
+        return lease(client, uid, worker_id)
 
-    monkeypatch.setattr(receiver._client, "lease", leased)
+    monkeypatch.setattr(RefitClient, "lease", leased)
     assert receiver.update().version == 2
     assert holds(engine, 2)
 

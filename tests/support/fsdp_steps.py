@@ -1,6 +1,9 @@
-"""A real FSDP2 trainer on two forked ranks that takes an optimizer step for each line `step`, and publishes it.
+"""A real FSDP2 trainer that takes an optimizer step for each line `step`, and publishes it.
 
-python -u -m tests.support.fsdp_steps '{"config": {...}, "model": "toy/refit"}'
+    python -u -m tests.support.fsdp_steps '{"config": {...}, "model": "toy/refit", "kind": "plain"}'
+
+`kind`: plain, mixed (bfloat16 in forward), offload (parameters in host memory between steps), each on two ranks, or hsdp, two replicas of
+two shards.
 """
 
 from __future__ import annotations
@@ -14,22 +17,37 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from mx_fsdp import MxPublish
 
+WORLD = {"hsdp": 4}
 
-def rank_main(rank, port, spec, steps):
-    os.environ.update(RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+
+def sharding(kind):
+    """What `fully_shard` is given."""
+    if kind == "hsdp":
+        return {"mesh": init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))}
+    mesh = {"mesh": init_device_mesh("cpu", (2,))}
+    policies = {
+        "plain": {},
+        "mixed": {"mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16)},
+        "offload": {"offload_policy": CPUOffloadPolicy(pin_memory=False)},
+    }
+    return mesh | policies[kind]
+
+
+def rank_main(rank, world, port, spec, steps):
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     torch.manual_seed(5)
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**spec["config"]), dtype=torch.float32)
-    mesh = init_device_mesh("cpu", (2,))
+    how = sharding(spec.get("kind", "plain"))
     for layer in model.model.layers:
-        fully_shard(layer, mesh=mesh)
-    fully_shard(model, mesh=mesh)
+        fully_shard(layer, **how)
+    fully_shard(model, **how)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     batch = torch.arange(64).reshape(2, 32)
     with MxPublish(model, spec["model"]) as publish:
@@ -53,8 +71,9 @@ def main():
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     context = mp.get_context("spawn")
-    steps = [context.SimpleQueue() for _ in range(2)]
-    ranks = [context.Process(target=rank_main, args=(rank, port, spec, steps)) for rank in range(2)]
+    world = WORLD.get(spec.get("kind"), 2)
+    steps = [context.SimpleQueue() for _ in range(world)]
+    ranks = [context.Process(target=rank_main, args=(rank, world, port, spec, steps)) for rank in range(world)]
     for process in ranks:
         process.start()
     for _ in sys.stdin:

@@ -1,8 +1,9 @@
 """A source that claims the identity and the digests of a real one and holds other bytes: what a torn or stale source looks like.
 
-    python -u -m tests.support.liar '{"model": "name", "directory": "127.0.0.1:8001"}'
+    python -u -m tests.support.liar '{"model": "name", "directory": "127.0.0.1:8001", "worker": "liar", "fault": "kill"}'
 
-Reads the manifest of the READY source of `model`, serves zeros under it as worker `liar`, and prints `ready liar`.
+Reads the manifest of the oldest READY source of `model`, serves zeros under it as `worker`, and prints `ready`. With `fault` it kills or
+stops itself when a reader has its lease: in the middle of what a reader does.
 """
 
 from __future__ import annotations
@@ -10,7 +11,11 @@ from __future__ import annotations
 import json
 import logging
 import math
+import os
+import signal
 import sys
+import threading
+import time
 
 import numpy as np
 import torch
@@ -22,10 +27,16 @@ from mx_common.wire import p2p
 from mx_common.wire.identity import identity_from_proto
 
 
+def when_read(source, number):
+    while not source.leases.open_count():
+        time.sleep(0.001)
+    os.kill(os.getpid(), number)
+
+
 def main():
     spec = json.loads(sys.argv[1])
     with DirectoryClient(spec["directory"]) as client:
-        (ref,) = client.list_sources(model_name=spec["model"], status=p2p.SOURCE_STATUS_READY).instances
+        ref = client.list_sources(model_name=spec["model"], status=p2p.SOURCE_STATUS_READY).instances[0]
         record = client.get_metadata(ref.mx_source_id, ref.worker_id)
     with WorkerClient(record.worker.worker_grpc_endpoint, ref.mx_source_id, ref.worker_id) as worker:
         truth = TensorTable.from_descriptors(worker.get_manifest().tensors)
@@ -43,12 +54,14 @@ def main():
                 tensor.digest = digests[tensor.name]
             return manifest
 
-    job = Job(
-        identity_from_proto(record.identity), "liar", 0, 1, "vllm", "cpu", Settings.resolve({"server": spec["directory"]})
-    )
+    worker = spec.get("worker", "liar")
+    job = Job(identity_from_proto(record.identity), worker, 0, 1, "", "cpu", Settings.resolve({"server": spec["directory"]}))
     source = Liar.start(job, Loaded(tensors), ready=lambda: True, serving=None, log=logging.getLogger("liar"))
     assert source.publisher.wait_ready(20)
-    print("ready liar")
+    if "fault" in spec:
+        number = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}[spec["fault"]]
+        threading.Thread(target=when_read, args=(source, number), daemon=True).start()
+    print("ready")
     sys.stdin.read()
     source.close()
 

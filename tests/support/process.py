@@ -1,6 +1,6 @@
 """A child process that talks in lines.
 
-Invariant: every process that was started is ended, by its own id, when the test is over.
+Invariant: every process that was started is ended, by its own id or its group's, when the test is over.
 """
 
 from __future__ import annotations
@@ -18,19 +18,23 @@ WAIT_SECONDS = 60
 
 
 class Process:
-    """`python -u ARGUMENTS`, or ARGUMENTS themselves without `interpreter`; its output is read in a thread. Variables of the pack are
-    not inherited unless given in `env`."""
+    """`python -u ARGUMENTS` with this Python or the `interpreter` given, or ARGUMENTS themselves without one; its output is read in a
+    thread. Variables of the pack are not inherited unless given in `env`. With `group` it leads a process group: signals and the end
+    reach its children too."""
 
-    def __init__(self, *arguments, env=None, interpreter=True):
+    def __init__(self, *arguments, env=None, interpreter=True, group=False):
+        python = sys.executable if interpreter is True else interpreter
         clean = {name: value for name, value in os.environ.items() if not name.startswith("MX_")}
+        self.group = group
         self.popen = subprocess.Popen(
-            [*([sys.executable, "-u"] if interpreter else []), *map(str, arguments)],
+            [*([str(python), "-u"] if python else []), *map(str, arguments)],
             env={**clean, **(env or {})},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             stdin=subprocess.PIPE,
             text=True,
             errors="replace",
+            start_new_session=group,
         )
         self.lines = []
         self._queue = queue.Queue()
@@ -66,18 +70,38 @@ class Process:
             self.lines.append(line)
         return "\n".join(self.lines)
 
+    def failure(self, seconds=WAIT_SECONDS):
+        """Everything it printed, once it has ended with an error."""
+        said = self.output(seconds)
+        assert self.popen.returncode != 0, said
+        return said
+
+    def said(self):
+        """Everything it printed so far; `expect` looks at what comes after."""
+        with contextlib.suppress(queue.Empty):
+            while (line := self._queue.get_nowait()) is not None:
+                self.lines.append(line)
+            self._queue.put(None)
+        return "\n".join(self.lines)
+
     def signal(self, number):
-        os.kill(self.popen.pid, number)
+        (os.killpg if self.group else os.kill)(self.popen.pid, number)
 
     def end(self):
         """Close its input, which asks it to end; kill it when it does not. A stopped process is continued first."""
-        with contextlib.suppress(OSError):
-            self.popen.stdin.close()
         if self.popen.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 self.signal(signal.SIGCONT)
-            try:
-                self.popen.wait(10)
-            except subprocess.TimeoutExpired:
-                self.popen.kill()
-                self.popen.wait(10)
+        self.ask_to_end()
+        try:
+            self.popen.wait(10)
+        except subprocess.TimeoutExpired:
+            self.popen.kill()
+            self.popen.wait(10)
+        if self.group:
+            with contextlib.suppress(ProcessLookupError):
+                self.signal(signal.SIGKILL)
+
+    def ask_to_end(self):
+        with contextlib.suppress(OSError):
+            self.popen.stdin.close()

@@ -1,4 +1,4 @@
-"""A small random model in a real vLLM engine, whose worker takes over other weights through `mx_vllm.refit_model`.
+"""A small random model in a real vLLM engine, whose worker takes over other weights through `mx_vllm.refit`.
 
     python -m tests.vllm.refit_capture_child '{"kind": "llama", "packed": false, "folder": FOLDER}'
 
@@ -137,7 +137,7 @@ def main():
     model = worker.model_runner.get_model()
 
     from mx_common.errors import MxError
-    from mx_vllm.refit_model import VllmRefit
+    from mx_vllm.refit import VllmRefit
 
     refit = VllmRefit(worker.vllm_config, worker.model_config, torch.device("cpu"), model)
     facts = {name: (tuple(t.shape), t.dtype) for name, t in weights.items()}

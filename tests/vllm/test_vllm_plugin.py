@@ -66,31 +66,25 @@ def test_both_entry_points_lead_to_the_plugin():
     assert MxStatLogger in load_stat_logger_plugin_factories()
 
 
-@pytest.mark.parametrize("version", ["0.31.2", "0.33.0", "1.0.0"])
-def test_another_vllm_is_refused_with_the_supported_range(version):
+def test_another_vllm_is_refused_before_anything_loads(monkeypatch):
+    import vllm
+    from vllm.config.load import LoadConfig
+
     from mx_common.errors import UnsupportedVersion
-    from mx_vllm._version import check_version
+    from mx_vllm.loader import MxModelLoader
 
-    with pytest.raises(UnsupportedVersion, match=rf">=0.32,<0.33, this is vLLM {version}"):
-        check_version(version)
-
-
-@pytest.mark.parametrize("version", ["0.32.0", "0.32.1", "0.32.0+cpu", "0.32.1rc1"])
-def test_the_versions_of_the_range_are_accepted(version):
-    from mx_vllm._version import check_version
-
-    check_version(version)
+    monkeypatch.setattr(vllm, "__version__", "0.33.0")
+    with pytest.raises(UnsupportedVersion, match=r">=0.32,<0.33, this is vLLM 0.33.0.*without --load-format mx"):
+        MxModelLoader(LoadConfig(load_format="mx"))
 
 
-def test_bytes_that_processing_hides_are_found_and_bytes_it_moves_are_not():
-    from mx_vllm.model import _hidden_by_processing
+def test_the_installed_vllm_is_within_the_range():
+    import vllm
 
-    weight, bias = torch.ones(4, 4), torch.ones(4)
-    before = {"w": weight, "b": bias}
-    assert _hidden_by_processing(before, before) == ""
-    assert "moved 64 bytes of 1 tensors (w" in _hidden_by_processing(before, {"w": torch.empty(0), "b": bias})
-    absorbed = {"w": torch.empty(0), "b": bias, "w_uk": torch.ones(2, 4), "w_uv": torch.ones(2, 4)}
-    assert _hidden_by_processing(before, absorbed) == ""
+    from mx_vllm import ENGINE
+
+    ENGINE.check(vllm.__version__)
+    assert ENGINE.supports(ENGINE.installed())
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +102,7 @@ def test_a_plain_model_is_shared_under_an_identity_of_engine_layout_and_versions
     import vllm
 
     from mx_common.load import Settings
-    from mx_vllm.job import job_for
+    from mx_vllm.loader import job_for
 
     job = job_for(real_config, real_config.model_config, Settings(model_name="shared/name"))
     assert job.refused == ""
@@ -131,7 +125,7 @@ def test_models_whose_memory_is_not_the_weights_are_refused(real_config, where, 
     import copy
 
     from mx_common.load import Settings
-    from mx_vllm.job import job_for
+    from mx_vllm.loader import job_for
 
     config = copy.deepcopy(real_config)
     object.__setattr__(operator.attrgetter(where)(config), name, value)
@@ -155,8 +149,7 @@ def test_the_stat_logger_is_inert_with_another_load_format(real_config, tmp_path
 def test_the_stat_logger_publishes_queue_over_slots_or_cache_use(real_config, tmp_path, monkeypatch):
     from vllm.v1.metrics.stats import SchedulerStats
 
-    from mx_vllm.ready import serving_channel
-    from mx_vllm.serving_load import MxStatLogger
+    from mx_vllm.serving_load import MxStatLogger, serving_channel
 
     monkeypatch.setenv("MX_RUNTIME_DIR", str(tmp_path / "run"))
     logger = MxStatLogger(real_config)
@@ -171,7 +164,7 @@ def test_the_stat_logger_publishes_queue_over_slots_or_cache_use(real_config, tm
         (SchedulerStats(), 0.0),
     ):
         logger.record(stats, None)
-        logger._publish()
+        logger._report.publish()
         assert channel.read().load == pytest.approx(load)
-    logger._farewell()
+    logger._report._farewell()
     assert channel.read() is None
