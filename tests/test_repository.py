@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+from mx_common.engines import adapters
+
 ROOT = Path(__file__).parents[1]
 ROOMS = ("mx_common", "adapters", "patches")
 ENVS = ROOT / "mx_common" / "envs.py"
@@ -107,6 +109,8 @@ print(json.dumps([before == after, logging.raiseExceptions == raising, ours, thr
 CORE = (
     "envs",
     "errors",
+    "engines",
+    "speaking",
     "identity",
     "topology",
     "source_load",
@@ -130,9 +134,13 @@ print(json.dumps(sorted(heavy & set(sys.modules))))
     assert in_a_fresh_process(code) == []
 
 
+ENGINE_GROUPS = {"vllm.stat_logger_plugins"}
+GROUPS = {"console_scripts", "vllm.general_plugins", "sglang.srt.plugins", "mx_common.engines", "mx_common.patches"}
+
+
 def test_every_entry_point_of_the_distribution_resolves():
-    points = [point for point in metadata.distribution("mx-adapters").entry_points if point.group != "vllm.stat_logger_plugins"]
-    assert {point.group for point in points} == {"console_scripts", "vllm.general_plugins", "mx_common.patches"}
+    points = [point for point in metadata.distribution("mx-adapters").entry_points if point.group not in ENGINE_GROUPS]
+    assert {point.group for point in points} == GROUPS
     for point in points:
         assert point.load() is not None
 
@@ -144,16 +152,32 @@ def test_the_entry_point_that_needs_the_engine_names_a_class_that_is_there():
     assert point.attr in {node.name for node in ast.parse(file.read_text("utf-8")).body if isinstance(node, ast.ClassDef)}
 
 
-def test_the_range_of_vllm_is_the_same_wherever_it_is_stated():
-    from mx_vllm import SUPPORTED
-
+@pytest.mark.parametrize("name", ["vllm", "sglang"])
+def test_the_range_of_an_engine_is_the_same_wherever_it_is_stated(name):
+    engine = dict(adapters())[name]
     requirements = map(Requirement, metadata.requires("mx-adapters"))
-    (extra,) = [r.specifier for r in requirements if r.name == "vllm"]
-    assert str(extra) == ",".join(sorted(SUPPORTED.split(",")))
-    patches = list((ROOT / "patches").rglob("vllm_*.py"))
-    assert patches
-    for file in patches:
-        assert importlib.import_module(dotted(file)).PATCH.versions == SUPPORTED
+    (extra,) = [r.specifier for r in requirements if r.name == name]
+    assert str(extra) == ",".join(sorted(engine.supported.split(",")))
+    for file in (ROOT / "patches").rglob(f"{name}_*.py"):
+        assert importlib.import_module(dotted(file)).PATCH.versions == engine.supported
+
+
+@pytest.mark.parametrize("name", ["mx_vllm", "mx_sglang"])
+def test_the_adapter_of_an_engine_is_thin(name):
+    files = sorted((ROOT / "adapters" / name).glob("*.py"))
+    assert sum(len(file.read_text("utf-8").splitlines()) for file in files) < 500
+
+
+@pytest.mark.parametrize("name", ["mx_vllm", "mx_sglang"])
+def test_the_page_of_engines_states_the_range_of_an_adapter_and_what_was_run_is_pinned_and_within(name):
+    engine = importlib.import_module(name).ENGINE
+    page = (ROOT / "docs" / "engines.md").read_text("utf-8")
+    (stated,) = re.findall(rf"^\| {engine.name} \| `([^`]+)` \| `adapters/{name}` \|", page, re.MULTILINE)
+    assert stated == engine.supported
+    ((run, file),) = re.findall(rf"^\| {engine.name} \| ([0-9.]+) \|.*\| `(requirements/[a-z-]+\.txt)` \|$", page, re.MULTILINE)
+    pins = dict(re.findall(r"^([a-z-]+)==(\S+)$", (ROOT / file).read_text("utf-8"), re.MULTILINE))
+    assert [pins[distribution] for distribution in engine.distributions if distribution in pins] == [run]
+    assert engine.supports(run)
 
 
 def test_the_configuration_page_is_up_to_date(tmp_path):

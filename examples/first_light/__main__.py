@@ -1,12 +1,14 @@
-"""First light: a second vLLM server, without a weight file on its disk, starts by reading the first one's memory.
+"""First light: a second server, without a weight file on its disk, starts by reading the first one's memory.
 
-    python -m examples.first_light          # or: make demo
+    python -m examples.first_light                      # or: make demo
+    python -m examples.first_light --engine sglang      # or: make demo ENGINE=sglang
 
 Everything is real: the model, both servers, NIXL. The last line is `MX_DEMO {json}`; the exit code is not 0 when a claim in it is untrue.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
@@ -19,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from examples.first_light import checkpoint
+from examples.first_light.engines import ENGINES, SLOTS, VLLM, Engine
 from examples.first_light.replica import Replica, free_port
 from mx_common.directory.client import DirectoryClient
 from mx_common.wire import p2p
@@ -31,10 +34,15 @@ START_SECONDS = 240.0
 
 
 def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m examples.first_light", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument(
+        "--engine", choices=ENGINES, default=VLLM.name, help="the server; this Python must have it (default: %(default)s)"
+    )
+    engine = ENGINES[parser.parse_args().engine]
     started = time.monotonic()
     with_weights, without = checkpoint.full(CACHE), checkpoint.without_weights(CACHE)
     with tempfile.TemporaryDirectory(prefix="mx-demo-") as scratch:
-        demo = Demo(Path(scratch))
+        demo = Demo(Path(scratch), engine)
         try:
             facts = demo.run(with_weights, without)
         except RuntimeError as error:
@@ -49,8 +57,8 @@ def main() -> int:
 class Demo:
     """One run: two replicas on this machine, an embedded directory, records and logs in `scratch`."""
 
-    def __init__(self, scratch: Path) -> None:
-        self.scratch = scratch
+    def __init__(self, scratch: Path, engine: Engine) -> None:
+        self.scratch, self.engine = scratch, engine
         self.directory = f"127.0.0.1:{free_port()}"
         self.environment = {
             "MX_EMBEDDED_ADDRESS": self.directory,
@@ -60,7 +68,6 @@ class Demo:
             "MX_RUNTIME_DIR": str(scratch / "run"),
             "MX_RECORDS_FILE": str(scratch / "records.jsonl"),
             "HF_HUB_OFFLINE": "1",
-            "VLLM_NO_USAGE_STATS": "1",
             "DO_NOT_TRACK": "1",
         }
 
@@ -82,6 +89,7 @@ class Demo:
                 self._mx("sources")
                 third_takes = self._busy_replica_is_avoided(first, worker_1)
         return {
+            "engine": self.engine.name,
             "answers_equal": answers[0] == answers[1] != "",
             "answer": answers[1],
             "target_had_weight_files": bool(checkpoint.weight_files(without)),
@@ -103,7 +111,7 @@ class Demo:
 
     @contextmanager
     def _replica(self, name: str, model: Path) -> Iterator[Replica]:
-        replica = Replica(name, model, self.environment, self.scratch)
+        replica = Replica(name, model, self.environment, self.scratch, engine=self.engine)
         say(f"{name}: {replica.command}")
         with replica:
             yield replica
@@ -119,16 +127,12 @@ class Demo:
         return {ref.worker_id for ref in listing.instances}
 
     def _busy_replica_is_avoided(self, first: Replica, worker_1: str) -> str:
-        say("replica-1 gets 8 long requests for its 4 slots; which source would a third target take?")
+        say(f"replica-1 gets {2 * SLOTS} long requests for its {SLOTS} slots; which source would a third target take?")
         story = "Tell me a long story about a lighthouse keeper and the sea."
-        busy = [threading.Thread(target=first.ask, args=(f"{story} Part {n}.", 400), daemon=True) for n in range(8)]
-        for thread in busy:
-            thread.start()
-        self._until(lambda: (self._load_of(worker_1) or 0) >= 0.9, "replica-1 never published that it is busy")
-        self._mx("explain", MODEL)
-        answer = json.loads(self._mx("explain", MODEL, "--json", show=False))
-        for thread in busy:
-            thread.join(120)
+        with first.busy([f"{story} Part {n}." for n in range(2 * SLOTS)], 400):
+            self._until(lambda: (self._load_of(worker_1) or 0) >= 0.9, "replica-1 never published that it is busy")
+            self._mx("explain", MODEL)
+            answer = json.loads(self._mx("explain", MODEL, "--json", show=False))
         return next(row["worker_id"] for group in answer["groups"] for row in group["candidates"] if row["place"] == 1)
 
     def _load_of(self, worker_id: str) -> float | None:

@@ -1,4 +1,4 @@
-"""A real `vllm serve` process of the demo, and what one asks of it.
+"""A real server process of the demo, vLLM's or SGLang's, and what one asks of it.
 
     with Replica("replica-1", model_folder, environment, log_folder) as replica:
         replica.wait_healthy(180)
@@ -9,25 +9,26 @@ Invariant: ends the process it started, and its children, however the block is l
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import json
 import os
 import re
 import signal
 import socket
 import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-__all__ = ["SLOTS", "Replica", "free_port"]
+from examples.first_light.engines import LOAD_FORMAT, VLLM, Engine
 
-SLOTS = 4
-# One of the fused CPU kernels of this vLLM build is inexact in bfloat16; plain torch operations give the same tokens as transformers.
-CPU_FLAGS = ["--enforce-eager", "--compilation-config", '{"mode": 0, "custom_ops": ["none"]}']
-SMALL_FLAGS = ["--kv-cache-memory-bytes", "256M", "--max-num-seqs", str(SLOTS), "--max-model-len", "1024"]
+__all__ = ["Replica", "free_port"]
+
+CHAT = "/v1/chat/completions"
+JSON = {"Content-Type": "application/json"}
 
 
 def free_port() -> int:
@@ -46,23 +47,17 @@ class Replica:
         model: Path,
         environment: dict[str, str],
         log_folder: Path,
-        flags: Sequence[str] = ("--load-format", "mx"),
+        flags: Sequence[str] = LOAD_FORMAT,
+        engine: Engine = VLLM,
     ) -> None:
         self.name, self.port = name, free_port()
         self.log = log_folder / f"{name}.log"
-        command = [
-            str(Path(sys.executable).parent / "vllm"),
-            "serve",
-            str(model),
-            *flags,
-            "--served-model-name",
-            "demo",
-        ]
-        command += ["--host", "127.0.0.1", "--port", str(self.port), *CPU_FLAGS, *SMALL_FLAGS]
+        command = engine.command(model, self.port, flags)
+        variables = {**os.environ, **engine.environment, **environment}
         self.command = " ".join(command)
         self._out = self.log.open("w")
         self._process = subprocess.Popen(
-            command, env={**os.environ, **environment}, stdout=self._out, stderr=subprocess.STDOUT, start_new_session=True
+            command, env=variables, stdout=self._out, stderr=subprocess.STDOUT, start_new_session=True
         )
 
     def __enter__(self) -> Replica:
@@ -78,7 +73,7 @@ class Replica:
             if self._process.poll() is not None:
                 raise RuntimeError(f"{self.name} ended with code {self._process.returncode}; {self.log}:\n{self.tail()}")
             try:
-                with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health", timeout=2):
+                with urllib.request.urlopen(self.url + "/health", timeout=10):  # SGLang generates a token first
                     return
             except (urllib.error.URLError, OSError):
                 time.sleep(0.3)
@@ -86,20 +81,20 @@ class Replica:
 
     def ask(self, question: str, max_tokens: int = 24) -> str:
         """The greedy answer."""
-        body = {
-            "model": "demo",
-            "temperature": 0,
-            "max_tokens": max_tokens,
-            "messages": [{"role": "user", "content": question}],
-        }
-        request = urllib.request.Request(
-            f"http://127.0.0.1:{self.port}/v1/chat/completions",
-            data=json.dumps({**body, "ignore_eos": max_tokens > 100}).encode(),
-            headers={"Content-Type": "application/json"},
-        )
+        request = urllib.request.Request(self.url + CHAT, data=_body(question, max_tokens), headers=JSON)
         with urllib.request.urlopen(request, timeout=300) as response:
             answer = json.load(response)
         return str(answer["choices"][0]["message"]["content"])
+
+    @contextlib.contextmanager
+    def busy(self, questions: Iterable[str], tokens: int) -> Iterator[None]:
+        """Answers of `tokens` tokens are under way inside the block; leaving it drops those that have not come."""
+        with contextlib.ExitStack() as stack:
+            for question in questions:
+                connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+                stack.callback(connection.close)
+                connection.request("POST", CHAT, _body(question, tokens, ignore_eos=True), JSON)
+            yield
 
     @property
     def url(self) -> str:
@@ -118,12 +113,16 @@ class Replica:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
 
     def stop(self) -> None:
-        """SIGTERM, then SIGKILL to the process group this replica made."""
-        for number, patience in ((signal.SIGTERM, 15), (signal.SIGKILL, 5)):
-            if self._process.poll() is None:
-                os.killpg(self._process.pid, number)
-                try:
-                    self._process.wait(patience)
-                except subprocess.TimeoutExpired:
-                    continue
+        """SIGTERM to the server, which ends its children; then SIGKILL to what is left of the process group this replica made."""
+        self._process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(15)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait(5)
         self._out.close()
+
+
+def _body(question: str, max_tokens: int, **more: bool) -> bytes:
+    messages = [{"role": "user", "content": question}]
+    return json.dumps({"model": "demo", "temperature": 0, "max_tokens": max_tokens, "messages": messages, **more}).encode()

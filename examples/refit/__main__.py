@@ -94,7 +94,6 @@ def run(scenario: Scenario, directory: str, scratch: Path) -> dict[str, Any]:
         "MX_FLOOR_MIN_BYTES": "0",
         "VLLM_SERVER_DEV_MODE": "1",
         "HF_HUB_OFFLINE": "1",
-        "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
     }
     name = f"demo/{scenario.name}"
