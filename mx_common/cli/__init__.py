@@ -4,6 +4,7 @@
     mx sources --watch           who serves what, how busy, where
     mx explain MODEL             which source this node would take, and why
     mx doctor                    is this machine able to move weights; exit 1 with the fix when not
+    mx gate LOGS...              fails a job for slow, impossible or unmeasured transfers: exit 1, or 2 without evidence
     mx envs                      every variable, its value, where it comes from, whether it is valid
 
 Invariant: commands print for people and JSON with `--json`. Exit codes: 0 fine, 1 something is wrong (one line on stderr says what),
@@ -12,6 +13,7 @@ Invariant: commands print for people and JSON with `--json`. Exit codes: 0 fine,
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import sys
@@ -19,7 +21,7 @@ from importlib import metadata
 
 import typer
 
-from mx_common.cli import doctor, envs, explain, server, sources
+from mx_common.cli import doctor, envs, explain, gate, server, sources
 from mx_common.cli._output import line, make_console
 from mx_common.errors import MxError
 
@@ -39,6 +41,7 @@ app.command("server", short_help="Run the directory as a service.")(server.comma
 app.command("sources", short_help="List who serves which weights, how busy, where.")(sources.command)
 app.command("explain", short_help="Show which source this node would take, and why.")(explain.command)
 app.command("doctor", short_help="Check this machine; exit 1 with the fix.")(doctor.command)
+app.command("gate", short_help="Judge the records of a run; exit 1 for a regression, 2 without evidence.")(gate.command)
 app.command("envs", short_help="Show every variable, its value and validity.")(envs.command)
 
 
@@ -80,7 +83,11 @@ def main() -> None:
     except typer.Exit as done:
         sys.exit(done.exit_code)
     except (typer.Abort, KeyboardInterrupt):
-        sys.exit(INTERRUPTED)
+        # everything of ours is closed, and an orderly end would wait for threads of libraries that were interrupted
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(INTERRUPTED)
     except BrokenPipeError:
         # the reader of the pipe has seen enough; what is still buffered must not complain at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -157,16 +157,15 @@ class _View:
 
 
 def _watch(view: _View, console: Console, interval: float, wide: bool, as_json: bool) -> None:
-    """Until interrupted."""
-    if console.is_terminal and not as_json:
-        # a terminal that is left without its cursor is no good to anybody: SIGTERM ends the watch as Ctrl-C does
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
+    """Until interrupted; on a terminal SIGTERM does so too, as one that is left without its cursor is no good to anybody."""
+    interrupts = _Interrupts(drawing=console.is_terminal and not as_json)
+    if interrupts.drawing:
         with Live(console=console, auto_refresh=False) as live:
             while True:
                 view.refresh()
                 headline = cell(view.headline(), "yellow" if view.error else "")
                 live.update(Group(headline, _table(console, view.rows, wide)), refresh=True)
-                time.sleep(interval)
+                interrupts.sleep(interval)
     while True:
         view.refresh()
         if as_json:
@@ -175,7 +174,26 @@ def _watch(view: _View, console: Console, interval: float, wide: bool, as_json: 
             line(console, f"{time.strftime('%H:%M:%S')} {view.headline()}")
             if view.rows:
                 show(console, _table(console, view.rows, wide))
-        time.sleep(interval)
+        interrupts.sleep(interval)
+
+
+class _Interrupts:
+    """Ctrl-C ends a watch. Python drops an interrupt that comes while a library's finaliser runs, so that it came is remembered."""
+
+    def __init__(self, drawing: bool) -> None:
+        self.drawing, self._came = drawing, False
+        for number in (signal.SIGINT, signal.SIGTERM) if drawing else (signal.SIGINT,):
+            signal.signal(number, self._on_signal)
+
+    def sleep(self, seconds: float) -> None:
+        """Raises KeyboardInterrupt."""
+        if self._came:
+            raise KeyboardInterrupt
+        time.sleep(seconds)
+
+    def _on_signal(self, number: int, frame: object) -> None:
+        self._came = True
+        raise KeyboardInterrupt
 
 
 def _row(ref: Any, status: str, listing: Listing, gone: frozenset[str]) -> SourceRow:

@@ -34,8 +34,8 @@ def test_a_replica_without_weight_files_gives_the_tokens_of_transformers(fleet, 
     assert tokens(source) == small_model[2]
 
 
-def test_two_ranks_each_take_the_weights_of_the_same_rank(fleet, small_model):
-    two_ranks(fleet, small_model)
+def test_two_ranks_of_a_server_each_take_the_weights_of_the_same_rank_of_an_engine(fleet, small_model):
+    two_ranks(fleet, small_model, lambda model: fleet.server(model, tp=2).wait_healthy().tokens())
 
 
 def test_a_replica_of_another_parallel_layout_does_not_take_them(fleet, small_model):

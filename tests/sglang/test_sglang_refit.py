@@ -45,11 +45,11 @@ def engine_of(start, folder, tp):
     ids=["pp2 to tp1", "tp2 with qkv bias to tp2"],
 )
 def test_a_megatron_model_in_another_parallel_layout_is_followed_version_by_version(family, layout, tp, place, tmp_path):
-    megatron_of_any_layout(family, 2, layout, tp, engine_of, place, tmp_path)
+    megatron_of_any_layout(family, 2, layout, tp, engine_of, place, tmp_path, paths=("reshard", "staged"))
 
 
 def test_fsdp_trainers_are_followed_version_by_version(place, tmp_path):
-    fsdp_trainers_of_each_kind(("plain", "hsdp"), engine_of, place, tmp_path)
+    fsdp_trainers_of_each_kind(("plain", "hsdp"), engine_of, place, tmp_path, paths=("reshard", "staged"))
 
 
 def test_a_server_takes_a_version_over_while_it_is_asked_and_keeps_the_old_one_when_that_fails(place, tmp_path):

@@ -99,8 +99,8 @@ def fsdp_trainer(place, described, model=MODEL, *, kind="plain", **how):
     return place("-W", "ignore", "-m", "tests.support.fsdp_steps", json.dumps(spec), **how)
 
 
-def fsdp_trainers_of_each_kind(kinds, engine_of, place, folder):
-    """Into one engine, each trainer under a name of its own; shards are of unequal size."""
+def fsdp_trainers_of_each_kind(kinds, engine_of, place, folder, paths=("staged",)):
+    """Into one engine, each trainer under a name of its own, on the paths in turn; shards are of unequal size."""
     described = case("llama", 1, layers=2, **SIZES)["hf"]
     described |= {"vocab_size": described["vocab_size"] + 3, "intermediate_size": 190}
     model, config = model_of(described, folder)
@@ -110,12 +110,12 @@ def fsdp_trainers_of_each_kind(kinds, engine_of, place, folder):
         for version in range(1, STEPS + 1):
             trainer.tell("step")
             trainer.expect("published", 120)
-            check_version(engine, config, version, "staged", f"{MODEL}/{kind}")
+            check_version(engine, config, version, paths[version % len(paths)], f"{MODEL}/{kind}")
         trainer.end()
 
 
-def megatron_of_any_layout(family, world, layout, tp, engine_of, place, folder):
-    """Version by version, each weight changed."""
+def megatron_of_any_layout(family, world, layout, tp, engine_of, place, folder, paths=("reshard",)):
+    """Version by version, each weight changed, on the paths in turn."""
     told = {"family": family, "world": world, "layers": 2, **SIZES, **layout}
     model, config = model_of(case(**told)["hf"], folder)
     engine = engine_of(place, model, tp)
@@ -123,5 +123,5 @@ def megatron_of_any_layout(family, world, layout, tp, engine_of, place, folder):
     trainer = place("-W", "ignore", "-m", "tests.support.megatron_versions", json.dumps(spec))
     for version in range(1, STEPS + 1):
         assert trainer.expect("published", 120) == str(version)
-        check_version(engine, config, version, "reshard")
+        check_version(engine, config, version, paths[version % len(paths)])
         (folder / f"seen{version}").touch()

@@ -1,0 +1,165 @@
+"""What was measured: one row a transfer, and what of the input could not be counted.
+
+    evidence = read(["logs/"])
+    evidence.transfers, evidence.troubles
+
+A transfer that is written in a log and in a records file is one transfer. Invariant: a record that is not understood is a trouble, with
+file and line.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import IO, Any
+
+from mx_common.floor import IMPOSSIBLE_SCHEMA, SCHEMA, SLOW_SCHEMA
+from mx_common.gate._lines import Found, find
+
+__all__ = ["Evidence", "Transfer", "Trouble", "read"]
+
+_VERDICTS = frozenset({"ok", "slow", "impossible", "unmeasured"})
+_ALARMS = {SLOW_SCHEMA: "slow", IMPOSSIBLE_SCHEMA: "impossible"}
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """One record. `rank` and `step` are None when it names none. Rates and bounds are Gbit/s; a `floor` of None was wanted and not
+    known."""
+
+    path: str
+    model: str
+    rank: int | None
+    step: int | None
+    host: str
+    verdict: str
+    reason: str
+    armed: bool
+    seconds: float | None
+    gbps: float | None
+    floor: float | None
+    ceiling: float
+    wire_bytes: float
+    file: str
+    line: int
+
+    @property
+    def where(self) -> str:
+        """File and line."""
+        return f"{self.file}:{self.line}"
+
+    @property
+    def name(self) -> str:
+        """What a person calls it."""
+        rank = "no rank" if self.rank is None else f"rank {self.rank}"
+        return f"{self.path} {rank} step {'-' if self.step is None else self.step}"
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """A line that should have been a record and is none."""
+
+    what: str
+    file: str
+    line: int
+
+
+@dataclass
+class Evidence:
+    """Everything that was read."""
+
+    transfers: list[Transfer] = field(default_factory=list)
+    troubles: list[Trouble] = field(default_factory=list)
+
+
+def read(inputs: Sequence[str], stdin: IO[bytes] | None = None) -> Evidence:
+    """Raises ConfigError for an input that cannot be read."""
+    return of(find(inputs, stdin or sys.stdin.buffer))
+
+
+def of(found: Iterable[Found]) -> Evidence:
+    """Counts what was found."""
+    evidence = Evidence()
+    seen: set[int] = set()
+    judged: set[tuple[Any, ...]] = set()
+    alarms: list[Transfer] = []
+    for one in found:
+        if one.record is None:
+            evidence.troubles.append(Trouble(one.trouble, one.file, one.line))
+            continue
+        row = _transfer(one.record, one)
+        if isinstance(row, Trouble):
+            evidence.troubles.append(row)
+            continue
+        same = hash(json.dumps(one.record, sort_keys=True))
+        if same in seen:
+            continue
+        seen.add(same)
+        if one.record["schema"] == SCHEMA:
+            evidence.transfers.append(row)
+            if row.verdict in _ALARMS.values():
+                judged.add(_identity(row))
+        else:
+            alarms.append(row)
+    # an alarm whose transfer's own line was lost, because INFO lines were off, say, is still a transfer
+    for row in alarms:
+        if _identity(row) not in judged:
+            judged.add(_identity(row))
+            evidence.transfers.append(row)
+    return evidence
+
+
+def _identity(row: Transfer) -> tuple[Any, ...]:
+    return row.verdict, row.rank, row.step, row.wire_bytes, row.seconds
+
+
+def _transfer(record: Mapping[str, Any], one: Found) -> Transfer | Trouble:
+    schema = record.get("schema")
+    if schema != SCHEMA and schema not in _ALARMS:
+        return Trouble(f"unknown schema {schema!r}" if schema else "truncated record", one.file, one.line)
+    alarm = schema in _ALARMS
+    verdict = _ALARMS[str(schema)] if alarm else record.get("verdict")
+    wrong = [
+        name
+        for name, holds in (
+            ("path", alarm or isinstance(record.get("path"), str)),
+            ("verdict", verdict in _VERDICTS),
+            ("armed", alarm or isinstance(record.get("armed"), bool)),
+            ("wire_s", _is_number(record.get("wire_s"))),
+            ("implied_gbps", _is_number(record.get("implied_gbps"))),
+            ("wire_bytes", _is_number(record.get("wire_bytes"))),
+        )
+        if not holds
+    ]
+    if wrong:
+        return Trouble(f"a record without a valid {', '.join(wrong)}", one.file, one.line)
+    floor = record.get("floor_gbps" if alarm else "floor")
+    ceiling = record.get("ceiling_gbps" if alarm else "ceiling")
+    return Transfer(
+        path=str(record.get("path") or "unknown"),
+        model=sys.intern(str(record.get("model") or "")),
+        rank=_whole(record.get("rank")),
+        step=_whole(record.get("step")),
+        host=sys.intern(str(record.get("host") or "")),
+        verdict=sys.intern(str(verdict)),
+        reason=str(record.get("reason") or ""),
+        armed=alarm or bool(record["armed"]),
+        seconds=record.get("wire_s"),
+        gbps=record.get("implied_gbps"),
+        floor=floor if _is_number(floor) else None,
+        ceiling=float(ceiling) if _is_number(ceiling) and ceiling is not None else 0.0,
+        wire_bytes=float(record.get("wire_bytes") or 0),
+        file=sys.intern(one.file),
+        line=one.line,
+    )
+
+
+def _is_number(value: object) -> bool:
+    return value is None or (isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value))
+
+
+def _whole(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
