@@ -65,7 +65,7 @@ test: $(READY) $(READY_SGLANG)
 	$(BIN)/python -m pytest tests/refit
 	$(BIN)/python -m pytest tests/fsdp tests/megatron
 	$(BIN)/python -m pytest tests/transport
-	$(MAKE) --jobs 2 --output-sync=line test-vllm test-sglang
+	$(MAKE) --jobs 2 test-vllm test-sglang
 
 test-vllm: $(READY)
 	$(BIN)/python -m pytest tests/vllm tests/test_demo.py
