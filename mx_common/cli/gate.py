@@ -84,9 +84,8 @@ def _print(console: Console, evidence: Evidence, outcome: Outcome) -> None:
     if outcome.findings:
         table = make_table(console, "rule", "finding", "where", whole=("rule",))
         for finding in outcome.findings[:_SHOWN]:
-            where = f"{finding.file}:{finding.line}" if finding.file else ""
             colour = "red" if finding.kind == "regression" else "yellow"
-            table.add_row(cell(finding.rule, colour), cell(finding.text), cell(where))
+            table.add_row(cell(finding.rule, colour), cell(finding.text), cell(finding.where))
         show(console, table)
         if len(outcome.findings) > _SHOWN:
             line(console, f"and {len(outcome.findings) - _SHOWN} more: --json has all of them")

@@ -62,7 +62,7 @@ def github(outcome: Outcome) -> Iterator[str]:
 
 def line(finding: Finding) -> str:
     """A finding with its place."""
-    return f"{finding.file}:{finding.line}: {finding.text}" if finding.file else finding.text
+    return f"{finding.where}: {finding.text}" if finding.where else finding.text
 
 
 def _clean(text: str) -> str:

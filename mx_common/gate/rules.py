@@ -17,6 +17,7 @@ from typing import Literal
 
 from mx_common.errors import ConfigError
 from mx_common.gate.evidence import Evidence, Transfer
+from mx_common.load.tensors import some_names
 
 __all__ = ["Finding", "Limits", "Outcome", "Wanted", "judge"]
 
@@ -61,6 +62,11 @@ class Finding:
     text: str
     file: str = ""
     line: int = 0
+
+    @property
+    def where(self) -> str:
+        """File and line, or "" for a finding about the whole run."""
+        return f"{self.file}:{self.line}" if self.file else ""
 
 
 @dataclass(frozen=True)
@@ -189,22 +195,15 @@ def _missing(transfers: Iterable[Transfer], wanted: Wanted) -> Iterator[Finding]
     ranks: dict[tuple[str, int | None], set[int]] = defaultdict(set)
     steps: dict[str, set[int]] = defaultdict(set)
     for row in transfers:
-        steps[row.path]
-        if row.step is not None:
-            steps[row.path].add(row.step)
-        if row.rank is not None:
-            ranks[row.path, row.step].add(row.rank)
-        else:
-            ranks[row.path, row.step]
+        steps[row.path] |= set() if row.step is None else {row.step}
+        ranks[row.path, row.step] |= set() if row.rank is None else {row.rank}
     for path in sorted((wanted.paths or frozenset()) - steps.keys()):
         yield Finding("missing", "no evidence", f"no transfer on path {path}")
     for path, found in sorted(steps.items()):
         if wanted.step_count is not None and len(found) < wanted.step_count:
             yield Finding("missing", "no evidence", f"{path}: {len(found)} steps, not {wanted.step_count}")
-    if wanted.steps is not None:
-        for path, found in sorted(steps.items()):
-            if lacking := wanted.steps - found:
-                yield Finding("missing", "no evidence", f"{path}: no transfer in {_listed('step', lacking)}")
+        if lacking := (wanted.steps or frozenset()) - found:
+            yield Finding("missing", "no evidence", f"{path}: no transfer in {_listed('step', lacking)}")
     if wanted.ranks is not None:
         for (path, step), present in sorted(
             ranks.items(), key=lambda item: (item[0][0], item[0][1] is not None, item[0][1] or 0)
@@ -215,9 +214,8 @@ def _missing(transfers: Iterable[Transfer], wanted: Wanted) -> Iterator[Finding]
 
 
 def _listed(what: str, numbers: Iterable[int]) -> str:
-    every = sorted(numbers)
-    more = f" and {len(every) - _NAMED} more" if len(every) > _NAMED else ""
-    return f"{what}{'s' if len(every) > 1 else ''} {', '.join(map(str, every[:_NAMED]))}{more}"
+    every = [str(number) for number in sorted(numbers)]
+    return f"{what}{'s' if len(every) > 1 else ''} {some_names(every, _NAMED)}"
 
 
 def _rate(row: Transfer) -> str:

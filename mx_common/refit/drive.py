@@ -22,10 +22,9 @@ from mx_common import envs
 from mx_common.directory.embedded import resolve
 from mx_common.directory.refit_client import RefitClient
 from mx_common.errors import ConfigError, RefitFailed
+from mx_common.refit.engine import PATHS
 
 __all__ = ["Asked", "Update", "ended_after_failure", "post"]
-
-PATHS = ("reshard", "staged")
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,10 @@ from mx_common.refit.capture import Capture
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["RefitEngine", "RefitJob", "TensorFacts"]
+__all__ = ["PATHS", "RefitEngine", "RefitJob", "TensorFacts"]
+
+PATHS = ("reshard", "staged")
+"""Exact slices into the parameters; full tensors through the engine's loader."""
 
 TensorFacts = Mapping[str, "tuple[tuple[int, ...], torch.dtype]"]
 """Checkpoint name -> global shape and dtype, as the trainer publishes them."""
@@ -83,7 +86,7 @@ class RefitJob:
     shadow: str = field(default_factory=envs.REFIT_SHADOW.get)
 
     def __post_init__(self) -> None:
-        if self.path not in ("reshard", "staged"):
+        if self.path not in PATHS:
             raise ConfigError(
                 f"refit path {self.path!r}: use reshard (exact slices into the parameters) or staged (full tensors)"
             )
