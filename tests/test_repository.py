@@ -178,32 +178,3 @@ def test_the_page_of_engines_states_the_range_of_an_adapter_and_what_was_run_is_
     pins = dict(re.findall(r"^([a-z-]+)==(\S+)$", (ROOT / file).read_text("utf-8"), re.MULTILINE))
     assert [pins[distribution] for distribution in engine.distributions if distribution in pins] == [run]
     assert engine.supports(run)
-
-
-def test_the_configuration_page_is_up_to_date(tmp_path):
-    script = [sys.executable, str(ROOT / "scripts" / "generate_docs.py"), "--check"]
-    done = subprocess.run(script, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stderr
-    stale = tmp_path / "configuration.md"
-    stale.write_text((ROOT / "docs" / "configuration.md").read_text("utf-8") + "more\n")
-    done = subprocess.run([*script, "--page", str(stale)], capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 1
-    assert "python scripts/generate_docs.py" in done.stderr
-
-
-def test_links_between_the_documents_lead_somewhere():
-    broken = []
-    for page in [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md"]:
-        for target in re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", page.read_text("utf-8")):
-            if not (page.parent / target).exists():
-                broken.append(f"{page.name}: {target}")
-    assert broken == []
-
-
-def test_documents_name_only_variables_that_exist():
-    from mx_common import envs
-
-    markers = {"MX_DEMO", "MX_DEMO_REFIT", "MX_REFIT_THROUGHPUT", "MX_REFIT_SLOW_THROUGHPUT", "MX_REFIT_IMPOSSIBLE_THROUGHPUT"}
-    for page in [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md"]:
-        named = set(re.findall(r"\bMX_[A-Z0-9_]*[A-Z0-9]\b", page.read_text("utf-8"))) - markers
-        assert named <= set(envs.TABLE), f"{page.name} names {sorted(named - set(envs.TABLE))}"

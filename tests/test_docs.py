@@ -1,0 +1,207 @@
+"""Promises about the documents: what they name is there, and their site builds without a warning and without the network."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+
+from scripts import signatures
+from tests.support import pages as said
+from tests.support.pages import ROOT, Page
+
+PAGES = said.pages()
+CHECKS = [
+    said.wrong_commands,
+    said.wrong_options,
+    said.wrong_targets,
+    said.wrong_variables,
+    said.wrong_paths,
+    said.wrong_names,
+]
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__.removeprefix("wrong_"))
+def test_documents_name_only_what_is_there(check):
+    assert {page.name: wrong for page in PAGES if (wrong := check(page))} == {}
+
+
+def test_the_documents_are_looked_at():
+    names = {page.name for page in PAGES}
+    assert {"README.md", "docs/vllm.md", "examples/ci/github-actions.yml"} <= names
+    found = [command for page in PAGES for command in said.commands(page)]
+    assert {"server", "sources", "explain", "doctor", "gate", "envs"} <= {name for name, _ in found}
+    assert ("gate", "- --junit gate.xml") in found
+    assert sum("--expect-steps 100" in rest for _, rest in found) == 3
+
+
+@pytest.mark.parametrize(
+    ("check", "text", "wrong"),
+    [
+        (said.wrong_commands, "`mx gait run.log`", "mx gait: there is"),
+        (said.wrong_commands, "```\nkubectl logs x | mx gate - --expect-rank 8\n```", "No such option: --expect-rank"),
+        (said.wrong_commands, "    MX_RPC_TIMEOUT=1 mx explain org/model --rank one    # why", "one"),
+        (said.wrong_commands, "| a |\n|---|\n| `mx explain --json` |", "MODEL"),
+        (said.wrong_options, "`--max-slow-shares 0.1`", "--max-slow-shares"),
+        (said.wrong_targets, "    make dem   # sets up", "dem"),
+        (said.wrong_variables, "Set MX_RPC_TIMEOUTS.", "MX_RPC_TIMEOUTS"),
+        (said.wrong_paths, "`tests/support/fleets.py`", "tests/support/fleets.py"),
+        (said.wrong_names, "`mx_common.refit.Publishers`", "mx_common.refit.Publishers"),
+        (said.wrong_names, "`mx_common.reffit`", "mx_common.reffit"),
+        (said.wrong_names, "    from mx_vllm.drive import refit, refit_servers", "mx_vllm.drive.refit_servers"),
+    ],
+)
+def test_what_is_not_there_is_found(check, text, wrong):
+    (found,) = check(Page("docs/gate.md", text))
+    assert wrong.lower() in found.lower()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "`mx = MxPublish(model)`, `mx.publish(step)`",
+        "`mx gate`",
+        "    mx server        # on one host; with --store redis://… on several",
+        "```\nkubectl logs -l app=rollout --prefix | mx gate - --junit gate.xml\n```",
+        "`org/model`, `training/callbacks.py`, `--warmup 2`, `MX_RPC_TIMEOUT`, `mx_megatron`, `from mx_megatron import …`",
+    ],
+)
+def test_what_is_there_or_not_ours_passes(text):
+    assert [check(Page("docs/gate.md", text)) for check in CHECKS] == [[]] * len(CHECKS)
+
+
+def test_the_configuration_page_is_up_to_date(tmp_path):
+    script = [sys.executable, str(ROOT / "scripts" / "generate_docs.py"), "--check"]
+    done = subprocess.run(script, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    stale = tmp_path / "configuration.md"
+    stale.write_text((ROOT / "docs" / "configuration.md").read_text("utf-8") + "more\n")
+    done = subprocess.run([*script, "--page", str(stale)], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert "python scripts/generate_docs.py" in done.stderr
+
+
+def test_every_module_that_users_may_lean_on_has_its_signatures_on_a_page():
+    shown = {match[1] for page in PAGES for match in re.finditer(r"^<!-- signatures: (\S+)", page.text, re.MULTILINE)}
+    assert {f"mx_common.{name}" for name in signatures.module("mx_common").public} <= shown
+    assert {"mx_fsdp", "mx_megatron", "mx_vllm.drive", "mx_sglang.drive"} <= shown
+
+
+def test_signatures_are_those_of_the_code_where_it_is_defined():
+    text = signatures.of_module("mx_common.selection", ["register_selector", "Target"])
+    assert "### `register_selector`\n\n```python\ndef register_selector(name: str, factory: Callable[[], _Ordering]) -> None\n```" in text
+    assert "class Target\n    model_name: str\n    worker_id: str\n    worker_rank: int\n```" in text  # of another module
+    assert "Make `factory()` the policy `name`; a later registration" in text
+
+
+@pytest.mark.parametrize(
+    ("module", "names", "message"),
+    [
+        ("mx_common.selection", ["register_selectors"], "mx_common.selection offers Candidate, .*; not register_selectors"),
+        ("mx_common.load.chain", [], "there is no module mx_common.load.chain"),
+        ("mx_vllm", [], "mx_vllm offers nothing; not even an __all__"),
+    ],
+)
+def test_a_name_that_a_module_does_not_offer_has_no_signature(module, names, message):
+    with pytest.raises(LookupError, match=message):
+        signatures.of_module(module, names)
+
+
+def test_signatures_import_nothing_of_what_they_show():
+    code = f"""
+import sys; sys.path.insert(0, {str(ROOT)!r})
+from scripts import signatures
+signatures.of_module("mx_vllm.drive"); signatures.of_module("mx_fsdp"); signatures.of_module("mx_common.refit")
+assert not {{"mx_vllm", "mx_fsdp", "mx_common", "torch", "vllm"}} & set(sys.modules)
+"""
+    subprocess.run([sys.executable, "-S", "-c", code], timeout=60, check=True)
+
+
+def build(tree, site):
+    """As `make lint` does."""
+    options = ["-q", "-W", "-n", "-E", "-a", "--keep-going", "-c", "docs", "-d", f"{site}.doctrees"]
+    command = [sys.executable, "-m", "sphinx", "-b", "html", *options, ".", str(site)]
+    return subprocess.run(command, cwd=tree, capture_output=True, text=True, timeout=240, check=False)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    out = tmp_path_factory.mktemp("docs") / "site"
+    done = build(ROOT, out)
+    assert (done.returncode, done.stderr) == (0, "")
+    return out
+
+
+class Links(HTMLParser):
+    """What a page links to and what it loads by itself, and the places in it that can be linked to."""
+
+    def __init__(self, file):
+        super().__init__()
+        self.links, self.loads, self.places = [], [], {""}
+        self.feed(file.read_text("utf-8"))
+
+    def handle_starttag(self, tag, attrs):
+        values = dict(attrs)
+        self.places.add(values.get("id") or "")
+        if tag == "a" and values.get("href"):
+            self.links.append(values["href"])
+        elif tag == "link" and values.get("rel") not in ("next", "prev", "search", "index"):
+            self.loads.append(values["href"])
+        elif values.get("src"):
+            self.loads.append(values["src"])
+
+
+def outside(address):
+    return address.startswith("//") or re.match(r"[a-z]+:(?!image/)", address) is not None
+
+
+def test_the_site_takes_nothing_from_the_network(site):
+    loaded = {(file.name, address) for file in site.rglob("*.html") for address in Links(file).loads}
+    assert len(loaded) > 50
+    assert {found for found in loaded if outside(found[1])} == set()
+    sheets = [address for file in site.rglob("*.css") for address in re.findall(r"(?:url\(|@import )['\"]?([^'\")]+)", file.read_text("utf-8"))]
+    assert [address for address in sheets if outside(address)] == []
+
+
+def test_every_link_of_the_site_leads_somewhere(site):
+    files = {file: Links(file) for file in site.rglob("*.html")}
+    broken = []
+    for file, page in files.items():
+        for address in filter(lambda address: not outside(address), page.links + page.loads):
+            path, _, place = address.partition("#")
+            target = (file.parent / unquote(path.partition("?")[0])).resolve() if path else file
+            if not target.exists() or (target in files and unquote(place) not in files[target].places):
+                broken.append(f"{file.name}: {address}")
+    assert broken == []
+    assert (site / "index.html").is_file()
+
+
+def test_the_site_shows_signatures_and_the_pages_it_was_built_from(site):
+    text = re.sub("<[^>]+>", "", (site / "docs" / "python.html").read_text("utf-8"))
+    assert "def register_selector(name: str" in text
+    assert "class MxPublish" in text
+    start = (site / "index.html").read_text("utf-8")
+    for page in (ROOT / "docs").glob("*.md"):
+        assert f'href="docs/{page.stem}.html"' in start
+
+
+def test_a_page_that_is_not_in_the_navigation_and_links_that_lead_nowhere_fail_the_build(tmp_path):
+    tree = tmp_path / "tree"
+    shutil.copytree(ROOT / "docs", tree / "docs")
+    shutil.copyfile(ROOT / "README.md", tree / "README.md")
+    for name in ("scripts", "benchmarks", "examples", "LICENSE"):
+        (tree / name).symlink_to(ROOT / name)
+    (tree / "docs" / "forgotten.md").write_text("# Forgotten\n\n[a](../examples/none.yml) [b](vllm.md#none) [c](#none) [d](../examples/ci)\n")
+    done = build(tree, tmp_path / "site")
+    assert done.returncode == 1
+    told = [line.partition("WARNING: ")[2] for line in done.stderr.splitlines() if "forgotten.md" in line]
+    assert len(told) == 5
+    for part in ("isn't included in any toctree", "'../examples/none.yml'", "'none' [myst", "'#none'", "'../examples/ci'"):
+        assert any(part in line for line in told), (part, told)
+    assert [line for line in done.stderr.splitlines() if "WARNING" in line and "forgotten.md" not in line] == []
