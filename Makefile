@@ -23,7 +23,7 @@ SHIMS := tests/sglang_cpu_shims
 SGLANG_WHEN_CHANGED := requirements/sglang-cpu.txt pyproject.toml $(shell find $(SHIMS) -name '*.py' -o -name '*.pth' -o -name '*.toml')
 
 # read anew each time: what was read before would not be warned about again
-SITE := $(BIN)/python -m sphinx -b html -q -W -n -E -a --keep-going -c docs -d build/doctrees . build/site
+SITE := $(BIN)/python -m sphinx -b html -q -W -n -E -a -c docs -d build/doctrees . build/site
 
 # the demo runs in the environment of its engine
 HOME_OF_vllm := $(VENV)

@@ -27,6 +27,7 @@ NAVIGATION = {
     ],
     "Concepts": [
         "docs/architecture",
+        "docs/selection",
         "docs/refit",
         "docs/new-engine",
     ],

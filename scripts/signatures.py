@@ -74,7 +74,9 @@ def of_module(name: str, names: Sequence[str] = ()) -> str:
     source = module(name)
     unknown = sorted(set(names) - set(source.public))
     if unknown or not source.public:
-        raise LookupError(f"{name} offers {', '.join(source.public) or 'nothing'}; not {', '.join(unknown) or 'even an __all__'}")
+        raise LookupError(
+            f"{name} offers {', '.join(source.public) or 'nothing'}; not {', '.join(unknown) or 'even an __all__'}"
+        )
     parts = []
     for public in names or source.public:
         place, node = source.find(public)
@@ -96,8 +98,11 @@ def _class(place: Module, node: ast.ClassDef) -> Iterator[str]:
     fields = [item for item in node.body if isinstance(item, ast.AnnAssign) and not _private(item.target)]
     methods = [item for item in node.body if isinstance(item, _Function)]
     made = [item for item in methods if item.name == "__init__"]
-    body = [_slice(place, item.lineno, item.end_lineno or item.lineno) for item in fields] + [_header(place, item) for item in made]
-    yield _code("\n".join([_header(place, node), *(textwrap.indent(part, "    ") for part in body)]))
+    body = [_slice(place, item.lineno, item.end_lineno or item.lineno) for item in fields] + [
+        _header(place, item) for item in made
+    ]
+    header = _header(place, node) + (":" if body else "")
+    yield _code("\n".join([header, *(textwrap.indent(part, "    ") for part in body)]))
     yield ast.get_docstring(node) or ""
     yield from (ast.get_docstring(item) or "" for item in made)
     for item in methods:

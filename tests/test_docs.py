@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import argparse
+import dataclasses
+import json
 import re
 import shutil
 import subprocess
 import sys
 from html.parser import HTMLParser
-from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
 
+from mx_common._policies import BUILT_IN
+from mx_common.load import Settings
+from mx_megatron import add_mx_arguments
 from scripts import signatures
 from tests.support import pages as said
 from tests.support.pages import ROOT, Page
@@ -23,6 +28,7 @@ CHECKS = [
     said.wrong_targets,
     said.wrong_variables,
     said.wrong_paths,
+    said.wrong_links,
     said.wrong_names,
 ]
 
@@ -52,6 +58,10 @@ def test_the_documents_are_looked_at():
         (said.wrong_targets, "    make dem   # sets up", "dem"),
         (said.wrong_variables, "Set MX_RPC_TIMEOUTS.", "MX_RPC_TIMEOUTS"),
         (said.wrong_paths, "`tests/support/fleets.py`", "tests/support/fleets.py"),
+        (said.wrong_links, "[a](recordings.md)", "recordings.md"),
+        (said.wrong_links, "[a](records.md#no-such-heading)", "records.md#no-such-heading"),
+        (said.wrong_links, "# Rules\n\n[a](#rule)", "#rule"),
+        (said.wrong_links, "![a](images/none.png)", "images/none.png"),
         (said.wrong_names, "`mx_common.refit.Publishers`", "mx_common.refit.Publishers"),
         (said.wrong_names, "`mx_common.reffit`", "mx_common.reffit"),
         (said.wrong_names, "    from mx_vllm.drive import refit, refit_servers", "mx_vllm.drive.refit_servers"),
@@ -69,6 +79,7 @@ def test_what_is_not_there_is_found(check, text, wrong):
         "`mx gate`",
         "    mx server        # on one host; with --store redis://… on several",
         "```\nkubectl logs -l app=rollout --prefix | mx gate - --junit gate.xml\n```",
+        "# Why *not*?\n\n[a](#why-not) [b](python.md#mx_commonselection) [c](../examples/ci/gitlab-ci.yml) [d](https://host/path)",
         "`org/model`, `training/callbacks.py`, `--warmup 2`, `MX_RPC_TIMEOUT`, `mx_megatron`, `from mx_megatron import …`",
     ],
 )
@@ -87,6 +98,26 @@ def test_the_configuration_page_is_up_to_date(tmp_path):
     assert "python scripts/generate_docs.py" in done.stderr
 
 
+def rows(page, heading):
+    """The names in the first cells of a page's table, whose first heading is `heading`."""
+    text = (ROOT / "docs" / page).read_text("utf-8")
+    table = re.search(rf"^\| {heading} \|.*\n\|[-|]+\|\n((?:\|.*\n)+)", text, re.MULTILINE)
+    return [line.split("`")[1].split()[0] for line in table[1].splitlines()]
+
+
+def test_pages_list_every_setting_of_a_loader_every_flag_of_megatron_and_every_policy():
+    assert rows("vllm.md", "key") == [field.name for field in dataclasses.fields(Settings)]
+    parser = add_mx_arguments(argparse.ArgumentParser(add_help=False))
+    assert rows("trainers.md", "flag") == [action.option_strings[0] for action in parser._actions]
+    assert rows("selection.md", "policy") == list(BUILT_IN)
+
+
+@pytest.mark.parametrize("schema", sorted((ROOT / "docs" / "schemas").glob("*.json")), ids=lambda file: file.stem)
+def test_the_page_of_records_explains_every_field_of_a_schema(schema):
+    explained = set(Page.read(ROOT / "docs" / "records.md").spans)
+    assert set(json.loads(schema.read_text("utf-8"))["properties"]) <= explained
+
+
 def test_every_module_that_users_may_lean_on_has_its_signatures_on_a_page():
     shown = {match[1] for page in PAGES for match in re.finditer(r"^<!-- signatures: (\S+)", page.text, re.MULTILINE)}
     assert {f"mx_common.{name}" for name in signatures.module("mx_common").public} <= shown
@@ -95,8 +126,11 @@ def test_every_module_that_users_may_lean_on_has_its_signatures_on_a_page():
 
 def test_signatures_are_those_of_the_code_where_it_is_defined():
     text = signatures.of_module("mx_common.selection", ["register_selector", "Target"])
-    assert "### `register_selector`\n\n```python\ndef register_selector(name: str, factory: Callable[[], _Ordering]) -> None\n```" in text
-    assert "class Target\n    model_name: str\n    worker_id: str\n    worker_rank: int\n```" in text  # of another module
+    assert (
+        "### `register_selector`\n\n```python\ndef register_selector(name: str, factory: Callable[[], _Ordering]) -> None\n```"
+        in text
+    )
+    assert "class Target:\n    model_name: str\n    worker_id: str\n    worker_rank: int\n```" in text  # of another module
     assert "Make `factory()` the policy `name`; a later registration" in text
 
 
@@ -105,7 +139,7 @@ def test_signatures_are_those_of_the_code_where_it_is_defined():
     [
         ("mx_common.selection", ["register_selectors"], "mx_common.selection offers Candidate, .*; not register_selectors"),
         ("mx_common.load.chain", [], "there is no module mx_common.load.chain"),
-        ("mx_vllm", [], "mx_vllm offers nothing; not even an __all__"),
+        ("mx_common._once", ["_said"], "mx_common._once offers warn_once; not _said"),
     ],
 )
 def test_a_name_that_a_module_does_not_offer_has_no_signature(module, names, message):
@@ -125,7 +159,7 @@ assert not {{"mx_vllm", "mx_fsdp", "mx_common", "torch", "vllm"}} & set(sys.modu
 
 def build(tree, site):
     """As `make lint` does."""
-    options = ["-q", "-W", "-n", "-E", "-a", "--keep-going", "-c", "docs", "-d", f"{site}.doctrees"]
+    options = ["-q", "-W", "-n", "-E", "-a", "-c", "docs", "-d", f"{site}.doctrees"]
     command = [sys.executable, "-m", "sphinx", "-b", "html", *options, ".", str(site)]
     return subprocess.run(command, cwd=tree, capture_output=True, text=True, timeout=240, check=False)
 
@@ -165,7 +199,11 @@ def test_the_site_takes_nothing_from_the_network(site):
     loaded = {(file.name, address) for file in site.rglob("*.html") for address in Links(file).loads}
     assert len(loaded) > 50
     assert {found for found in loaded if outside(found[1])} == set()
-    sheets = [address for file in site.rglob("*.css") for address in re.findall(r"(?:url\(|@import )['\"]?([^'\")]+)", file.read_text("utf-8"))]
+    sheets = [
+        address
+        for file in site.rglob("*.css")
+        for address in re.findall(r"(?:url\(|@import )['\"]?([^'\")]+)", file.read_text("utf-8"))
+    ]
     assert [address for address in sheets if outside(address)] == []
 
 
@@ -193,15 +231,24 @@ def test_the_site_shows_signatures_and_the_pages_it_was_built_from(site):
 
 def test_a_page_that_is_not_in_the_navigation_and_links_that_lead_nowhere_fail_the_build(tmp_path):
     tree = tmp_path / "tree"
-    shutil.copytree(ROOT / "docs", tree / "docs")
-    shutil.copyfile(ROOT / "README.md", tree / "README.md")
-    for name in ("scripts", "benchmarks", "examples", "LICENSE"):
+    for name in ("docs", "scripts", "examples/ci"):
+        shutil.copytree(ROOT / name, tree / name)
+    for name in ("mx_common", "adapters"):
         (tree / name).symlink_to(ROOT / name)
-    (tree / "docs" / "forgotten.md").write_text("# Forgotten\n\n[a](../examples/none.yml) [b](vllm.md#none) [c](#none) [d](../examples/ci)\n")
+    (tree / "benchmarks").mkdir()
+    for name in ("README.md", "LICENSE", "benchmarks/RESULTS.md"):
+        shutil.copyfile(ROOT / name, tree / name)
+    forgotten = "# Forgotten\n\n[a](../examples/none.yml) [b](vllm.md#none) [c](#nowhere) [d](../examples/ci)\n"
+    (tree / "docs" / "forgotten.md").write_text(forgotten)
     done = build(tree, tmp_path / "site")
     assert done.returncode == 1
-    told = [line.partition("WARNING: ")[2] for line in done.stderr.splitlines() if "forgotten.md" in line]
+    told = done.stderr.splitlines()
     assert len(told) == 5
-    for part in ("isn't included in any toctree", "'../examples/none.yml'", "'none' [myst", "'#none'", "'../examples/ci'"):
-        assert any(part in line for line in told), (part, told)
-    assert [line for line in done.stderr.splitlines() if "WARNING" in line and "forgotten.md" not in line] == []
+    for fault in (
+        "isn't included in any toctree",
+        "'../examples/none.yml'",
+        "'docs/vllm': 'none'",
+        "'nowhere'",
+        "'../examples/ci'",
+    ):
+        assert any("docs/forgotten.md" in line and fault in line for line in told), told

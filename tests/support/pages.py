@@ -7,6 +7,7 @@ Each check is a function of a page to the list of what is wrong on it, so that a
 
 from __future__ import annotations
 
+import itertools
 import re
 import shlex
 from collections.abc import Iterator
@@ -61,6 +62,21 @@ class Page:
     @property
     def code(self) -> list[str]:
         return self.spans + [text for _, text in self.blocks]
+
+    @property
+    def links(self) -> list[str]:
+        lines = [child for token in self._tokens() for child in token.children or ()]
+        return [
+            str(child.attrs.get("href") or child.attrs.get("src")) for child in lines if child.type in ("link_open", "image")
+        ]
+
+    @property
+    def anchors(self) -> set[str]:
+        """Of its headings, as the repository's host makes them."""
+        tokens = self._tokens()
+        headings = [text for token, text in itertools.pairwise(tokens) if token.type == "heading_open"]
+        texts = ["".join(child.content for child in heading.children or ()) for heading in headings]
+        return {re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-") for text in texts}
 
     def _tokens(self):
         return MarkdownIt("commonmark").enable("table").parse(self.text)
@@ -124,6 +140,19 @@ def wrong_paths(page: Page) -> list[str]:
     """Files and folders of this repository that are not there. Below a name that the repository does not have, a path is not ours."""
     named = {span for span in page.spans if PATH.fullmatch(span)} - PLACEHOLDERS
     return sorted(path for path in named if (ROOT / path.split("/")[0]).is_dir() and not (ROOT / path).exists())
+
+
+def wrong_links(page: Page) -> list[str]:
+    """Links inside the repository that lead nowhere where it is hosted."""
+    wrong = []
+    for link in page.links:
+        path, _, anchor = link.partition("#")
+        file = (ROOT / page.name).parent / path if path else ROOT / page.name
+        if ":" in path:
+            continue
+        if not file.exists() or (anchor and anchor not in (page if not path else Page.read(file.resolve())).anchors):
+            wrong.append(link)
+    return wrong
 
 
 def wrong_names(page: Page) -> list[str]:
