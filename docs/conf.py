@@ -42,7 +42,6 @@ NAVIGATION = {
 }
 
 project = "mx-adapters"
-copyright = ""
 html_title = project
 
 extensions = ["myst_parser"]
