@@ -112,6 +112,14 @@ def test_pages_list_every_setting_of_a_loader_every_flag_of_megatron_and_every_p
     assert rows("selection.md", "policy") == list(BUILT_IN)
 
 
+def test_the_page_of_the_architecture_has_every_room():
+    named = {
+        part for span in Page.read(ROOT / "docs" / "architecture.md").spans for part in (span, span.removeprefix("mx_common."))
+    }
+    rooms = {file.stem for file in (ROOT / "mx_common").iterdir() if file.suffix == ".py" or (file / "__init__.py").is_file()}
+    assert {room for room in rooms if not room.startswith("_")} - named == set()
+
+
 @pytest.mark.parametrize("schema", sorted((ROOT / "docs" / "schemas").glob("*.json")), ids=lambda file: file.stem)
 def test_the_page_of_records_explains_every_field_of_a_schema(schema):
     explained = set(Page.read(ROOT / "docs" / "records.md").spans)
