@@ -60,13 +60,17 @@ class Policy(ABC):
 
 
 class Random(Policy):
-    """A shuffle, different at each call."""
+    """A shuffle, different at each call. `rng`: where it comes from, for a simulation that can be repeated."""
 
     name = "random"
 
+    def __init__(self, rng: np.random.Generator | None = None) -> None:
+        self._rng = rng
+
     def ranking(self, candidates: Sequence[Candidate], target: Target) -> Ranking:
         # a generator of its own each time: nothing to share between threads, or between processes after a fork
-        return Ranking(np.random.default_rng().permutation(len(candidates)))
+        rng = np.random.default_rng() if self._rng is None else self._rng
+        return Ranking(rng.permutation(len(candidates)))
 
 
 class RendezvousHash(Policy):

@@ -14,8 +14,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib import metadata
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from mx_common import envs
 from mx_common._candidates import Candidate, Target, digests, identity_digest, unit_hashes
@@ -28,6 +29,7 @@ __all__ = [
     "Candidate",
     "Eligibility",
     "Explanation",
+    "Ordering",
     "Selector",
     "Target",
     "configured_policy_label",
@@ -38,6 +40,8 @@ __all__ = [
     "get_selector",
     "identity_digest",
     "known_policies",
+    "ordered_by",
+    "policy_factory",
     "register_selector",
 ]
 
@@ -57,7 +61,7 @@ class Selector(Protocol):
         """The candidates, best first."""
 
 
-class _Ordering(Protocol):
+class Ordering(Protocol):
     """All that a third-party policy needs."""
 
     def order(self, candidates: Sequence[Candidate], target: Target) -> list[Candidate]: ...
@@ -114,27 +118,31 @@ def funnel(
 class _Guarded:
     """A third-party policy as a selector: whatever it does, the result is an order."""
 
-    def __init__(self, name: str, policy: _Ordering) -> None:
+    def __init__(self, name: str, policy: Ordering) -> None:
         self.name = name
         self._policy = policy
 
     def order(self, candidates: Sequence[Candidate], target: Target) -> list[Candidate]:
         try:
-            ordered = list(self._policy.order(list(candidates), target))
-            if sorted(map(id, ordered)) != sorted(map(id, candidates)):
-                raise ValueError(
-                    f"it returned {len(ordered)} items that are not the {len(candidates)} candidates in some order"
-                )
+            return ordered_by(self._policy, candidates, target)
         except Exception as error:  # third-party code runs inside a load here, and a load must go on whatever that does
             warn_once(log, ("policy", self.name), "source policy %s failed (%r); using random", self.name, error)
             return Random().order(candidates, target)
-        return ordered
 
 
-_registered: dict[str, Callable[[], _Ordering]] = {}
+def ordered_by(policy: Ordering, candidates: Sequence[Candidate], target: Target) -> list[Candidate]:
+    """The order a policy gives, which is its own list. Raises what the policy raises, and ValueError for an answer that is not
+    the candidates in some order."""
+    ordered = list(policy.order(list(candidates), target))
+    if sorted(map(id, ordered)) != sorted(map(id, candidates)):
+        raise ValueError(f"it returned {len(ordered)} items that are not the {len(candidates)} candidates in some order")
+    return ordered
 
 
-def register_selector(name: str, factory: Callable[[], _Ordering]) -> None:
+_registered: dict[str, Callable[[], Ordering]] = {}
+
+
+def register_selector(name: str, factory: Callable[[], Ordering]) -> None:
     """Make `factory()` the policy `name`; a later registration of the same name replaces it.
 
     What the factory returns needs one method, `order(candidates, target)`. Raises ConfigError for a name of this pack or a
@@ -153,6 +161,18 @@ def known_policies() -> list[str]:
     return [*BUILT_IN, *sorted({*_registered, *_entry_points()} - set(BUILT_IN))]
 
 
+def policy_factory(name: str) -> Callable[[], Ordering]:
+    """What makes a policy of this name, each time configured from the environment as it is then, and lets it fail.
+
+    Raises ConfigError for a name nobody knows, and whatever loading a third party's factory raises; so does calling what is
+    returned.
+    """
+    factory = _find(_key(name))
+    if factory is None:
+        raise ConfigError(f"no source policy is named {name!a}; known: {', '.join(known_policies())}")
+    return partial(_make, factory)
+
+
 def get_selector(name: str) -> Selector:
     """The selector of a policy, configured from the environment as it is now; `random`, with one warning, when there is
     none."""
@@ -160,17 +180,12 @@ def get_selector(name: str) -> Selector:
     try:
         if key in BUILT_IN:
             return BUILT_IN[key]()
-        factory = _registered.get(key)
+        factory = _find(key)
         if factory is None:
-            entry_point = _entry_points().get(key)
-            if entry_point is None:
-                known = ", ".join(known_policies())
-                warn_once(log, ("policy", key), "source policy %s is unknown; using random. Known: %s", ascii(name), known)
-                return Random()
-            factory = entry_point.load()
-        policy = factory()
-        if not callable(getattr(policy, "order", None)):
-            raise TypeError(f"{policy!r} has no method order(candidates, target)")
+            known = ", ".join(known_policies())
+            warn_once(log, ("policy", key), "source policy %s is unknown; using random. Known: %s", ascii(name), known)
+            return Random()
+        policy = _make(factory)
     except Exception as error:  # third-party code again: a policy that cannot be made must not stop a load
         known = ", ".join(known_policies())
         warn_once(
@@ -178,6 +193,22 @@ def get_selector(name: str) -> Selector:
         )
         return Random()
     return _Guarded(key, policy)
+
+
+def _find(key: str) -> Callable[[], Ordering] | None:
+    if key in BUILT_IN:
+        return BUILT_IN[key]
+    if key in _registered:
+        return _registered[key]
+    entry_point = _entry_points().get(key)
+    return None if entry_point is None else cast("Callable[[], Ordering]", entry_point.load())
+
+
+def _make(factory: Callable[[], Ordering]) -> Ordering:
+    policy = factory()
+    if not callable(getattr(policy, "order", None)):
+        raise TypeError(f"{policy!r} has no method order(candidates, target)")
+    return policy
 
 
 def get_configured_selector() -> Selector:

@@ -5,6 +5,8 @@
 
 Levels run from broad to narrow, and a value is unique only inside its parent: rack `r1` of one block is not rack `r1` of
 another. Invariant: nothing here raises; a topology that cannot be read is an empty one and one warning.
+
+    with seen_from({"rack": "r9"}, ("zone", "rack", "host")): ...   # inside, the first two answer for another node
 """
 
 from __future__ import annotations
@@ -12,21 +14,38 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 
 from mx_common import envs
 from mx_common._once import warn_once
 
-__all__ = ["levels", "local_topology", "shared_depth"]
+__all__ = ["levels", "local_topology", "seen_from", "shared_depth"]
 
 log = logging.getLogger(__name__)
 
 _DOMAIN = re.compile(r"[a-z][a-z0-9-]*")
 
+# level to value and the levels' names, where another node than this one is asked about
+_seen_from: ContextVar[tuple[Mapping[str, str], tuple[str, ...]] | None] = ContextVar("mx_seen_from", default=None)
+
+
+@contextmanager
+def seen_from(place: Mapping[str, str], level_names: Sequence[str]) -> Iterator[None]:
+    """Let `local_topology` and `levels` answer for a node at `place`: how a policy that is made inside would choose there."""
+    token = _seen_from.set((place, tuple(level_names)))
+    try:
+        yield
+    finally:
+        _seen_from.reset(token)
+
 
 def levels() -> tuple[str, ...]:
     """The topology levels in force, broad to narrow. A malformed name is warned about once and kept: peers may use it too."""
+    if (other := _seen_from.get()) is not None:
+        return other[1]
     named = _split(envs.TOPOLOGY_LEVELS.get())
     if not named:
         raw = envs.TOPOLOGY_LEVELS.get()
@@ -38,6 +57,8 @@ def levels() -> tuple[str, ...]:
 
 def local_topology() -> dict[str, str]:
     """Where this node is, level to value: `MX_P2P_TOPOLOGY`, else the files of `DYN_TOPOLOGY_MOUNT_PATH`, else empty."""
+    if (other := _seen_from.get()) is not None:
+        return dict(other[0])
     raw = envs.TOPOLOGY.get()
     if raw:
         source, found = "MX_P2P_TOPOLOGY", _from_json(raw)

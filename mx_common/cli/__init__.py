@@ -5,6 +5,7 @@
     mx explain MODEL             which source this node would take, and why
     mx doctor                    is this machine able to move weights; exit 1 with the fix when not
     mx gate LOGS...              fails a job for slow, impossible or unmeasured transfers: exit 1, or 2 without evidence
+    mx simulate --policy A,B     what policies would do to a fleet
     mx envs                      every variable, its value, where it comes from, whether it is valid
 
 Invariant: commands print for people and JSON with `--json`. Exit codes: 0 fine, 1 something is wrong (one line on stderr says what),
@@ -21,7 +22,7 @@ from importlib import metadata
 
 import typer
 
-from mx_common.cli import doctor, envs, explain, gate, server, sources
+from mx_common.cli import doctor, envs, explain, gate, server, simulate, sources
 from mx_common.cli._output import line, make_console
 from mx_common.errors import MxError
 
@@ -42,6 +43,7 @@ app.command("sources", short_help="List who serves which weights, how busy, wher
 app.command("explain", short_help="Show which source this node would take, and why.")(explain.command)
 app.command("doctor", short_help="Check this machine; exit 1 with the fix.")(doctor.command)
 app.command("gate", short_help="Judge the records of a run; exit 1 for a regression, 2 without evidence.")(gate.command)
+app.command("simulate", short_help="Show what source policies do to a fleet; judge them.")(simulate.command)
 app.command("envs", short_help="Show every variable, its value and validity.")(envs.command)
 
 

@@ -15,10 +15,11 @@ from rich.console import Console
 from mx_common import envs
 from mx_common.cli._ask import asking, server_option
 from mx_common.cli._output import cell, line, make_console, make_table, print_json, show
+from mx_common.cli._policy import policy_option
 from mx_common.cli.sources import SourceRow, fetch
 from mx_common.directory.client import DirectoryClient
 from mx_common.load.candidates import candidates_of, eligibility_now
-from mx_common.selection import Candidate, Explanation, Selector, Target, explain, get_selector, known_policies
+from mx_common.selection import Candidate, Explanation, Selector, Target, explain, get_selector
 from mx_common.topology import local_topology
 from mx_common.wire import p2p
 
@@ -29,16 +30,12 @@ _READY = "READY"
 _SHOWN_MODELS = 5
 
 
-def _policy(value: str | None) -> str | None:
-    if value is not None and value.strip().lower() not in known_policies():
-        raise typer.BadParameter(f"no policy is named {value!a}; known: {', '.join(known_policies())}")
-    return value
-
-
 def command(
     model: str = typer.Argument(help="The model's name as `mx sources` shows it."),
     rank: int = typer.Option(0, "--rank", min=0, help="Rank of the target: sources of other ranks are dropped."),
-    selector: str = typer.Option(None, "--selector", callback=_policy, help="Policy to ask. [default: MX_P2P_SOURCE_SELECTOR]"),
+    selector: str = typer.Option(
+        None, "--selector", callback=policy_option, help="Policy to ask. [default: MX_P2P_SOURCE_SELECTOR]"
+    ),
     worker_id: str = typer.Option(
         None, "--worker-id", help="The target's id, which hashing policies use. [default: this host's name]"
     ),
