@@ -146,6 +146,8 @@ class Balanced(Policy):
             return rank
         first = candidates[rank[0]].topology
         narrowest = shared_depth(first, first, self._levels)
+        if narrowest < 0:  # it has no topology, and nothing is outside of nowhere
+            return rank
         depth = (shared_depth(first, candidates[i].topology, self._levels) for i in rank.tolist())
         place = next((place for place, shared in enumerate(depth) if shared < narrowest), 0)
         if place < _ATTEMPTS:

@@ -1,79 +1,36 @@
-"""`balanced` spreads targets that share one stale snapshot, and keeps them where they are when the fleet changes.
-
-Each simulation is 300 fleets with a fixed seed; its figures are taken over all of them.
+"""`balanced` spreads targets that share one stale snapshot, keeps them where they are when the fleet changes, and prefers what is near
+without building walls.
 """
 
 from __future__ import annotations
 
-import random
 from collections import Counter
 from collections.abc import Sequence
 
-import numpy as np
-
 from mx_common._policies import Balanced
 from mx_common.selection import Candidate, Target
+from mx_common.simulate import Scenario, accept, simulate
 
-TRIALS = 300
 LEVELS = ("zone", "rack", "host")
-FLAT = Balanced(local={}, level_names=LEVELS)
 
 
-def fleet(rng: random.Random, loads: Sequence[float]) -> list[Candidate]:
-    return [Candidate("3f0cd0e873a0000c", f"{rng.getrandbits(128):032x}", 0, source_load=load) for load in loads]
+def test_balanced_is_accepted() -> None:
+    rows = accept("balanced", seed=1)
+    assert [(row.promise, row.limit) for row in rows[:5]] == [
+        ("8 idle sources: p99 of max/mean picks", 3.0),
+        ("32 idle sources: p99 of max/mean picks", 3.5),
+        ("4 of 16 sources at load 0.9: share of picks on them", 0.01),
+        ("1 idle source, 31 at load 0.5: mean of max/mean picks", 4.0),
+        ("1 of 8 sources leaves: share of other targets that move", 0.0),
+    ]
+    assert [row for row in rows if not row.passed] == []
 
 
-def picks(rng: random.Random, sources: Sequence[Candidate], count: int) -> list[Candidate]:
-    """The first choice of `count` targets that all see the same listing."""
-    return [FLAT.order(sources, Target("m", f"{rng.getrandbits(128):032x}", 0))[0] for _ in range(count)]
-
-
-def peaks(seed: int, loads: Sequence[float]) -> list[float]:
-    """For each trial, the picks of the most picked source over the mean."""
-    rng = random.Random(seed)
-    found = []
-    for _ in range(TRIALS):
-        sources = fleet(rng, loads)
-        counts = Counter(c.worker_id for c in picks(rng, sources, 4 * len(sources)))
-        found.append(max(counts.values()) / 4)
-    return found
-
-
-def test_an_idle_fleet_of_8_is_evenly_used() -> None:
-    assert np.percentile(peaks(1, [0.0] * 8), 99) <= 3.0
-
-
-def test_an_idle_fleet_of_32_is_evenly_used() -> None:
-    assert np.percentile(peaks(2, [0.0] * 32), 99) <= 3.5
-
-
-def test_the_one_idle_source_of_32_is_not_herded_on() -> None:
-    assert np.mean(peaks(3, [0.0] + [0.5] * 31)) <= 4.0
-
-
-def test_a_quarter_of_busy_sources_gets_a_hundredth_of_the_picks() -> None:
-    rng = random.Random(4)
-    shares = []
-    for _ in range(TRIALS):
-        sources = fleet(rng, [0.9] * 4 + [0.0] * 12)
-        busy = {c.worker_id for c in sources[:4]}
-        shares.append(np.mean([c.worker_id in busy for c in picks(rng, sources, 4 * len(sources))]))
-    assert np.mean(shares) <= 0.01
-
-
-def test_a_source_that_leaves_moves_only_its_own_targets_and_one_that_joins_moves_its_share() -> None:
-    rng = random.Random(5)
-    moved = []
-    for _ in range(TRIALS):
-        sources = fleet(rng, [0.0] * 8)
-        targets = [Target("m", f"{rng.getrandbits(128):032x}", 0) for _ in range(32)]
-        before = [FLAT.order(sources[:-1], t)[0] for t in targets]
-        after = [FLAT.order(sources, t)[0] for t in targets]
-        # read forwards the last source joins, read backwards it leaves
-        assert all(old is new for old, new in zip(before, after, strict=True) if new is not sources[-1])
-        moved.append(np.mean([new is sources[-1] for new in after]))
+def test_a_source_that_joins_gets_its_share_and_no_less() -> None:
+    moved = simulate(Scenario((0.0,) * 8, 32, seed=2, leaving=1), "balanced").moved_on_join
     # 9600 picks: three standard deviations of their mean are 0.011
-    assert abs(np.mean(moved) - 1 / 8) < 0.011
+    assert moved is not None
+    assert abs(moved - 1 / 8) < 0.011
 
 
 def at(zone: str, rack: str, host: str, load: float | None, name: str = "") -> Candidate:
