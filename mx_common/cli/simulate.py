@@ -68,7 +68,7 @@ def command(
     time of a load         1 where every source has the same number of readers. All start together, and each source
                            shares its bandwidth equally: k readers take k times as long. Requests cost nothing here
     busy                   a load of 0.8 or more
-    same host, rack, ...   the narrowest level that a target shares with the source it picks
+    narrowest shared       share of targets by the narrowest level that they have in common with the source they pick
     tried another domain   one of the attempts lies outside the narrowest domain of the first, of targets that could
     moved by a leave       targets that change their source though it stays; by a join: all that change
 

@@ -19,7 +19,7 @@ from mx_common.simulate.scenario import Scenario
 
 __all__ = ["NOWHERE", "Figure", "Figures", "Tally"]
 
-NOWHERE = "elsewhere"
+NOWHERE = "none"
 
 
 @dataclass
@@ -107,10 +107,7 @@ class Figures:
             Figure("time of a load: mean", self.time_mean, share=False),
             Figure("time of a load: p99", self.time_p99, share=False),
             Figure("picks on busy sources", self.busy_share),
-            *(
-                Figure("picks elsewhere" if name == NOWHERE else f"picks in the same {name}", share)
-                for name, share in self.shared.items()
-            ),
+            *(Figure(f"narrowest shared: {level}", share) for level, share in self.shared.items()),
             Figure("tried another domain", self.outside_share),
             Figure("moved by a leave", self.moved_on_leave),
             Figure("moved by a join", self.moved_on_join),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 from mx_common.errors import ConfigError
@@ -18,6 +19,7 @@ __all__ = ["draw", "need_plotly", "write_page"]
 
 _COLOURS = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#17becf", "#8c564b", "#7f7f7f")
 _BAND = 0.15
+_LABEL, _LINE = 16, "<br>"
 
 
 def need_plotly() -> Any:
@@ -70,7 +72,7 @@ def draw(title: str, results: Mapping[str, Figures]) -> Any:
             known = [(f.name, f.value) for f in figures.named() if f.share is share and f.value is not None]
             values = [value * (100 if share else 1) for _, value in known]
             bars = go.Bar(
-                x=[name for name, _ in known],
+                x=[_LINE.join(wrap(name, _LABEL)) for name, _ in known],
                 y=values,
                 marker={"color": colour},
                 text=[f"{value:.3g}" for value in values],
@@ -85,6 +87,8 @@ def draw(title: str, results: Mapping[str, Figures]) -> Any:
         title={"text": title, "font": {"size": 15}},
         template="plotly_white",
         height=1000,
+        xaxis2={"tickangle": 0},
+        xaxis3={"tickangle": 0},
         margin={"l": 40, "r": 20, "t": 110},
         legend={"orientation": "h", "y": 1.03, "yanchor": "bottom"},
     )
