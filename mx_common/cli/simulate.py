@@ -64,17 +64,21 @@ def command(
       mx simulate --policy mine --acceptance
 
     \b
-    most picked over mean  picks of the most picked source over the mean of all; a pick is a target's first choice
-    time of a load         1 where every source has the same number of readers. All start together, and each source
-                           shares its bandwidth equally: k readers take k times as long. Requests cost nothing here
-    busy                   a load of 0.8 or more
-    narrowest shared       share of targets by the narrowest level that they have in common with the source they pick
-    tried another domain   one of the attempts lies outside the narrowest domain of the first, of targets that could
-    moved by a leave       targets that change their source though it stays; by a join: all that change
+    most picked source over mean  picks of the most picked source over the mean of all sources;
+                                  a pick is the first choice of a target
+    time of a load                1 where every source has the same number of readers; all start
+                                  together, and a source shares its bandwidth equally among them.
+                                  What requests take from a source is left out
+    picks on busy sources         on those with a load of 0.8 or more
+    narrowest shared              targets by the narrowest level they share with the source picked
+    tried another domain          targets with an attempt outside the narrowest domain of the
+                                  first, of those that could have one
+    moved by a leave              targets that change their source though it stays
+    moved by a join               targets that change their source
 
-    The policies are the ones that a load uses, with the settings of this shell; one of yours is found by its entry point and learns its
-    target's place from mx_common.topology.local_topology(). Time grows with trials x targets x sources: 300 x 128 x 32 takes a few
-    seconds for each policy, 300 x 4000 x 1000 hours; --leaving 0 halves it.
+    The policies are the ones that a load uses, with the settings of this shell. One of yours is found by its entry point and learns the
+    place of its target from mx_common.topology.local_topology(). Time grows with trials x targets x sources: 300 x 128 x 32 takes
+    seconds for each policy, 300 x 4000 x 1000 an hour. --leaving 0 halves it.
 
     Exit 1 when --acceptance and a policy fails a row, or when a policy cannot be run.
     """
