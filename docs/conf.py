@@ -24,6 +24,7 @@ NAVIGATION = {
         "docs/trainers",
         "docs/operating",
         "docs/gate",
+        "docs/simulate",
     ],
     "Concepts": [
         "docs/architecture",

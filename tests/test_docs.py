@@ -135,7 +135,7 @@ def test_every_module_that_users_may_lean_on_has_its_signatures_on_a_page():
 def test_signatures_are_those_of_the_code_where_it_is_defined():
     text = signatures.of_module("mx_common.selection", ["register_selector", "Target"])
     assert (
-        "### `register_selector`\n\n```python\ndef register_selector(name: str, factory: Callable[[], _Ordering]) -> None\n```"
+        "### `register_selector`\n\n```python\ndef register_selector(name: str, factory: Callable[[], Ordering]) -> None\n```"
         in text
     )
     assert "class Target:\n    model_name: str\n    worker_id: str\n    worker_rank: int\n```" in text  # of another module
