@@ -5,6 +5,7 @@ What users and adapters may lean on, each module with its own `__all__`:
     mx_common.load          load weights out of another replica, and serve them
     mx_common.refit         carry a trainer's versions into a running engine
     mx_common.selection     order sources; register a policy of your own
+    mx_common.simulate      what a policy does to a fleet; hold one of your own to figures
     mx_common.floor         judge and record a transfer
     mx_common.directory     client, server and store of the directory
     mx_common.transport     one-sided reads
@@ -29,6 +30,7 @@ __all__ = [
     "load",
     "refit",
     "selection",
+    "simulate",
     "source_load",
     "topology",
     "transport",

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from mx_common._policies import Balanced
 from mx_common.errors import ConfigError
 from mx_common.selection import (
     Candidate,
@@ -28,6 +29,7 @@ from mx_common.selection import (
     get_selector,
     identity_digest,
     known_policies,
+    policy_factory,
     register_selector,
 )
 
@@ -210,6 +212,18 @@ def test_a_name_of_this_pack_cannot_be_registered(name: str) -> None:
 def test_a_factory_that_cannot_be_called_is_refused() -> None:
     with pytest.raises(ConfigError, match="give a callable"):
         register_selector("later", "module:factory")  # type: ignore[arg-type]
+
+
+def test_a_factory_of_policies_lets_what_a_load_would_survive_be_seen() -> None:
+    register_selector("raises", no_policy)
+    register_selector("useless", object)
+    with pytest.raises(OSError, match="no such file"):
+        policy_factory("raises")()
+    with pytest.raises(TypeError, match="no method order"):
+        policy_factory("useless")()
+    with pytest.raises(ConfigError, match=r"missing.*known: random, .*balanced"):
+        policy_factory("missing")
+    assert isinstance(policy_factory(" Balanced ")(), Balanced)
 
 
 def test_a_policy_is_found_through_the_entry_point_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from mx_common import topology
 from mx_common._candidates import depths
 from mx_common.selection import Candidate
-from mx_common.topology import levels, local_topology, shared_depth
+from mx_common.topology import levels, local_topology, seen_from, shared_depth
 
 LEVELS = ("zone", "block", "rack", "host")
 
@@ -126,3 +126,15 @@ def test_a_named_directory_that_is_missing_is_warned_about_once(
     monkeypatch.setenv("DYN_TOPOLOGY_MOUNT_PATH", str(tmp_path / "missing"))
     assert local_topology() == local_topology() == {}
     assert [r.getMessage().count("does not exist") for r in caplog.records] == [1]
+
+
+def test_a_policy_asked_about_another_node_is_told_that_nodes_place_and_afterwards_this_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("MX_P2P_TOPOLOGY", '{"zone": "here"}')
+    with seen_from({"rack": "r9"}, ("zone", "rack")):
+        assert (local_topology(), levels()) == ({"rack": "r9"}, ("zone", "rack"))
+    with pytest.raises(KeyError), seen_from({}, ()):
+        raise KeyError
+    assert local_topology() == {"zone": "here"}
+    assert levels()[0] == "region"
