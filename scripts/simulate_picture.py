@@ -19,7 +19,7 @@ COMMAND = "simulate --policy balanced,load_aware,random --sources 32 --targets 1
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 QUIET = (
     "--headless --no-sandbox --disable-gpu --no-first-run --disable-background-networking --disable-component-update --disable-sync "
-    "--hide-scrollbars --virtual-time-budget=5000 --window-size=900,970"
+    "--hide-scrollbars --virtual-time-budget=5000 --window-size=900,1000"
 )
 MOST_SECONDS = 300
 
