@@ -11,7 +11,7 @@ import pytest
 
 from mx_common.directory import DirectoryServer
 from tests.support.process import Process
-from tests.support.refit_hosts import FLOOR_GBPS, LIMIT, ok_in_the_end, told
+from tests.support.refit_hosts import LIMIT, floor_between, ok_in_the_end, told
 
 PATHS = pytest.mark.parametrize("path", ["reshard", "staged"])
 
@@ -102,19 +102,21 @@ def test_one_slow_link_gives_one_slow_record_of_one_schema_on_both_paths(two_hos
         def rate_of(done):
             return done["wire_bytes"] * 8e-9 / done["seconds"]["wire"]
 
-        for engine in engines.values():
-            told(engine, f"set MX_RESHARD_MIN_GBPS {FLOOR_GBPS}")
-        round_of(1)
+        round_of(1)  # connects
+        free = [rate_of(done) for done in round_of(2).values()]
         limit(LIMIT)
-        assert {done["verdict"] for done in round_of(2).values()} == {"slow"}
+        limited = [rate_of(done) for done in round_of(3).values()]
+        for engine in engines.values():
+            told(engine, f"set MX_RESHARD_MIN_GBPS {floor_between(limited, free)}")
+        assert {done["verdict"] for done in round_of(4).values()} == {"slow"}
         limit("")
         ok_in_the_end(
-            lambda version: {path: done["verdict"] for path, done in round_of(version).items()}, after=2, paths=engines
+            lambda version: {path: done["verdict"] for path, done in round_of(version).items()}, after=4, paths=engines
         )
     finally:
         server.end()
     records = [json.loads(line) for path in tmp_path.glob("records-*") for line in path.read_text().splitlines()]
-    slow = [record for record in records if record["schema"] == "refit-slow-throughput-v1" and record["version"] == 2]
+    slow = [record for record in records if record["schema"] == "refit-slow-throughput-v1" and record["version"] == 4]
     assert sorted(record["path"] for record in slow) == ["reshard", "staged"]
     assert len({tuple(sorted(record)) for record in slow}) == 1, "one schema"
     assert all(record["wire_bytes"] == slow[0]["wire_bytes"] for record in slow)

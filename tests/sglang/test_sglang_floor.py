@@ -10,7 +10,7 @@ import pytest
 from tests.megatron.cases import case
 from tests.support.process import Process
 from tests.support.refit_engines import MODEL, model_of
-from tests.support.refit_hosts import FLOOR_GBPS, LIMIT, ok_in_the_end, two_hosts
+from tests.support.refit_hosts import LIMIT, floor_between, ok_in_the_end, two_hosts
 from tests.support.sglang_options import PYTHON
 
 __all__ = ["two_hosts"]
@@ -58,23 +58,34 @@ def test_one_slow_link_gives_one_slow_record_of_one_schema_on_both_paths(two_hos
         assert sorted(found) == sorted(PATHS)
         return found
 
+    def rates(version):
+        return [record["wire_bytes"] * 8e-9 / record["wire_s"] for record in both_paths(version).values()]
+
     try:
         start(there, sys.executable, "tests.support.refit_directory", ADDRESS).expect("serving")
         trainer = start(there, sys.executable, "tests.support.fsdp_steps", json.dumps({"config": described, "model": MODEL}))
-        serving = engine(MX_RESHARD_MIN_GBPS=str(FLOOR_GBPS))
-        both_paths(1)
+        serving = engine()
+        both_paths(1)  # connects
+        free = rates(2)
         limit(LIMIT)
-        assert [record["verdict"] for record in both_paths(2).values()] == ["slow", "slow"]
+        limited = rates(3)
+        limit("")
+        serving.end()
+
+        serving = engine(MX_RESHARD_MIN_GBPS=str(floor_between(limited, free)))
+        both_paths(4)
+        limit(LIMIT)
+        assert [record["verdict"] for record in both_paths(5).values()] == ["slow", "slow"]
         slow = [
-            record for record in records(tmp_path) if record["schema"] == "refit-slow-throughput-v1" and record["version"] == 2
+            record for record in records(tmp_path) if record["schema"] == "refit-slow-throughput-v1" and record["version"] == 5
         ]
         assert sorted(record["path"] for record in slow) == sorted(PATHS)
         assert len({tuple(sorted(record)) for record in slow}) == 1, "one schema"
-        assert {(record["engine"], record["framework"], record["version"]) for record in slow} == {("sglang", "fsdp", 2)}
+        assert {(record["engine"], record["framework"], record["version"]) for record in slow} == {("sglang", "fsdp", 5)}
         assert len({record["wire_bytes"] for record in slow}) == 1
         limit("")
         ok_in_the_end(
-            lambda version: {path: record["verdict"] for path, record in both_paths(version).items()}, after=2, paths=PATHS
+            lambda version: {path: record["verdict"] for path, record in both_paths(version).items()}, after=5, paths=PATHS
         )
     finally:
         for process in reversed(started):
