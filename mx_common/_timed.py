@@ -1,5 +1,6 @@
-"""Seconds by stage.
+"""Seconds by stage, and which stage is going on.
 
+    seconds = Stages()
     with timed(seconds, "plan"):
         ...
 
@@ -12,12 +13,19 @@ import contextlib
 import time
 from collections.abc import Iterator
 
-__all__ = ["timed"]
+__all__ = ["Stages", "timed"]
+
+
+class Stages(dict[str, float]):
+    """Seconds by stage. `current`: the stage that began last, whether or not it has ended; "" before the first."""
+
+    current = ""
 
 
 @contextlib.contextmanager
-def timed(seconds: dict[str, float], stage: str) -> Iterator[None]:
+def timed(seconds: Stages, stage: str) -> Iterator[None]:
     """Add the seconds that the block takes to `seconds[stage]`."""
+    seconds.current = stage
     start = time.perf_counter()
     try:
         yield

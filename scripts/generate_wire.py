@@ -18,7 +18,7 @@ from pathlib import Path
 
 WIRE = Path(__file__).resolve().parent.parent / "mx_common" / "wire"
 # a file comes after those that it imports
-PROTOS = ("p2p", "refit", "refit_ext")
+PROTOS = ("p2p", "refit", "refit_ext", "activity")
 COMMAND = "python scripts/generate_wire.py"
 BYTES_PER_LINE = 32
 # protoc's stubs are neither formatted nor complete by the rules of the code beside them

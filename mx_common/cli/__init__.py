@@ -2,6 +2,7 @@
 
     mx server                    run the directory as a service
     mx sources --watch           who serves what, how busy, where
+    mx top                       who reads what from whom, how far, how fast
     mx explain MODEL             which source this node would take, and why
     mx doctor                    is this machine able to move weights; exit 1 with the fix when not
     mx gate LOGS...              fails a job for slow, impossible or unmeasured transfers: exit 1, or 2 without evidence
@@ -22,7 +23,7 @@ from importlib import metadata
 
 import typer
 
-from mx_common.cli import doctor, envs, explain, gate, server, simulate, sources
+from mx_common.cli import doctor, envs, explain, gate, server, simulate, sources, top
 from mx_common.cli._output import line, make_console
 from mx_common.errors import MxError
 
@@ -40,6 +41,7 @@ app = typer.Typer(
 )
 app.command("server", short_help="Run the directory as a service.")(server.command)
 app.command("sources", short_help="List who serves which weights, how busy, where.")(sources.command)
+app.command("top", short_help="Watch loads, refits, versions and sources.")(top.command)
 app.command("explain", short_help="Show which source this node would take, and why.")(explain.command)
 app.command("doctor", short_help="Check this machine; exit 1 with the fix.")(doctor.command)
 app.command("gate", short_help="Judge the records of a run; exit 1 for a regression, 2 without evidence.")(gate.command)
@@ -65,6 +67,7 @@ def _mx(
     \b
     Something does not work?   mx doctor
     Who serves what?           mx sources --watch
+    Who reads, how fast?       mx top
     Why that source?           mx explain MODEL
     """
 

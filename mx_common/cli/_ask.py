@@ -18,7 +18,7 @@ from mx_common.directory.address import Address
 from mx_common.directory.client import DirectoryClient
 from mx_common.errors import ConfigError, DirectoryError, DirectoryUnavailable
 
-__all__ = ["asking", "directory_address", "is_embedded", "name_absence", "server_option"]
+__all__ = ["asking", "directory_address", "is_embedded", "name_absence", "patience", "server_option"]
 
 PATIENCE_SECONDS = 3.0
 
@@ -46,10 +46,15 @@ def directory_address(server: str | None) -> str:
     return str(Address.parse(variable.get(), what=variable.name))
 
 
+def patience() -> float:
+    """Seconds that a person waits for one answer."""
+    return min(PATIENCE_SECONDS, envs.RPC_TIMEOUT.get())
+
+
 @contextlib.contextmanager
 def asking(server: str | None) -> Iterator[DirectoryClient]:
     """A client for a person who waits. Errors of calls in the block say what an embedded directory that nobody hosts means."""
-    with DirectoryClient(directory_address(server), timeout=min(PATIENCE_SECONDS, envs.RPC_TIMEOUT.get())) as client:
+    with DirectoryClient(directory_address(server), timeout=patience()) as client:
         try:
             yield client
         except DirectoryUnavailable as error:

@@ -5,25 +5,23 @@ Invariant: what is shown is one answer of one directory; while it does not answe
 
 from __future__ import annotations
 
-import signal
-import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import typer
-from rich.console import Console, Group
-from rich.live import Live
+from rich.console import Console, RenderableType
 from rich.table import Table
+from rich.text import Text
 
-from mx_common.cli._ask import asking, name_absence, server_option
-from mx_common.cli._output import cell, line, make_console, make_table, print_json, show, span
+from mx_common.cli._ask import asking, server_option
+from mx_common.cli._output import cell, make_console, make_table, print_json, span
+from mx_common.cli._watch import View, print_frame, watch
 from mx_common.directory.client import DirectoryClient, Listing
-from mx_common.errors import DirectoryError
 from mx_common.load import lives
 from mx_common.topology import levels
 from mx_common.wire import p2p
 
-__all__ = ["SourceRow", "command", "fetch"]
+__all__ = ["SourceRow", "command", "fetch", "place", "status_cell"]
 
 STATUS_WORDS: dict[Any, str] = {
     p2p.SOURCE_STATUS_UNKNOWN: "UNKNOWN",
@@ -76,7 +74,9 @@ def command(
         callback=server_option,
         help="host:port of the directory. [default: MX_SERVER_ADDRESS, else the embedded one]",
     ),
-    watch: bool = typer.Option(False, "--watch", "-w", help="Refresh until interrupted; waits for a directory that is away."),
+    watching: bool = typer.Option(
+        False, "--watch", "-w", help="Refresh until interrupted; waits for a directory that is away."
+    ),
     interval: float = typer.Option(2.0, "--interval", min=0.1, help="Seconds between two refreshes of --watch."),
     wide: bool = typer.Option(False, "--wide", help="Also readers, accelerator, whole worker ids and source ids."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON; with --watch, one document a line."),
@@ -101,99 +101,30 @@ def command(
     """
     console = make_console(wide=wide)
     with asking(server) as client:
-        view = _View(client, model, server)
-        if watch:
-            _watch(view, console, interval, wide, as_json)
-        view.rows = fetch(client, model)
+        view: View[list[SourceRow]] = View(client, server, lambda: fetch(client, model), [])
+
+        def what(rows: list[SourceRow]) -> str:
+            return _what(rows, model)
+
+        def draw(rows: list[SourceRow], room: int | None = None) -> RenderableType | None:
+            return _table(console, rows, wide) if rows else None
+
+        if watching:
+            watch(view, console, interval, what=what, draw=draw, document=_document, as_json=as_json)
+        view.ask()
         if as_json:
-            print_json(view.document())
-            return
-        line(console, view.headline())
-        if view.rows:
-            show(console, _table(console, view.rows, wide))
-
-
-@dataclass
-class _View:
-    """The last answer, and since when there is no newer one."""
-
-    client: DirectoryClient
-    model: str | None
-    server: str | None
-    rows: list[SourceRow] = field(default_factory=list)
-    error: str = ""
-    heard: float | None = None
-    back_after: float | None = None
-
-    def refresh(self) -> None:
-        """Ask once; an unreachable directory is remembered, not raised."""
-        try:
-            self.rows = fetch(self.client, self.model)
-        except DirectoryError as error:
-            self.error, self.back_after = str(name_absence(error, self.server)), None
-            return
-        now = time.time()
-        self.back_after = now - self.heard if self.error and self.heard is not None else None
-        self.error, self.heard = "", now
-
-    def headline(self) -> str:
-        """What the table shows, or why it is old."""
-        count = f"{len(self.rows)} source{'' if len(self.rows) == 1 else 's'}"
-        of = f" of {self.model}" if self.model else ""
-        if not self.error:
-            back = f" (it is back after {span(self.back_after)})" if self.back_after is not None else ""
-            return f"{count}{of} in the directory at {self.client.address}{back}"
-        if self.heard is None:
-            return f"waiting for the directory at {self.client.address}: {self.error}"
-        return (
-            f"the directory at {self.client.address} went away; {count}{of} as of {span(time.time() - self.heard)} ago, and still "
-            f"asking: {self.error}"
-        )
-
-    def document(self) -> dict[str, Any]:
-        """For `--json`: `sources` are the last known ones when the directory is not reachable."""
-        rows = [asdict(row) for row in self.rows]
-        return {"directory": self.client.address, "reachable": not self.error, "error": self.error or None, "sources": rows}
-
-
-def _watch(view: _View, console: Console, interval: float, wide: bool, as_json: bool) -> None:
-    """Until interrupted; on a terminal SIGTERM does so too, as one that is left without its cursor is no good to anybody."""
-    interrupts = _Interrupts(drawing=console.is_terminal and not as_json)
-    if interrupts.drawing:
-        with Live(console=console, auto_refresh=False) as live:
-            while True:
-                view.refresh()
-                headline = cell(view.headline(), "yellow" if view.error else "")
-                live.update(Group(headline, _table(console, view.rows, wide)), refresh=True)
-                interrupts.sleep(interval)
-    while True:
-        view.refresh()
-        if as_json:
-            print_json(view.document(), one_line=True)
+            print_json(view.document(**_document(view.answer)))
         else:
-            line(console, f"{time.strftime('%H:%M:%S')} {view.headline()}")
-            if view.rows:
-                show(console, _table(console, view.rows, wide))
-        interrupts.sleep(interval)
+            print_frame(console, view.headline(what(view.answer)), draw(view.answer))
 
 
-class _Interrupts:
-    """Ctrl-C ends a watch. Python drops an interrupt that comes while a library's finaliser runs, so that it came is remembered."""
+def _what(rows: list[SourceRow], model: str | None) -> str:
+    of = f" of {model}" if model else ""
+    return f"{len(rows)} source{'' if len(rows) == 1 else 's'}{of}"
 
-    def __init__(self, drawing: bool) -> None:
-        self.drawing, self._came = drawing, False
-        for number in (signal.SIGINT, signal.SIGTERM) if drawing else (signal.SIGINT,):
-            signal.signal(number, self._on_signal)
 
-    def sleep(self, seconds: float) -> None:
-        """Raises KeyboardInterrupt."""
-        if self._came:
-            raise KeyboardInterrupt
-        time.sleep(seconds)
-
-    def _on_signal(self, number: int, frame: object) -> None:
-        self._came = True
-        raise KeyboardInterrupt
+def _document(rows: list[SourceRow]) -> dict[str, Any]:
+    return {"sources": [asdict(row) for row in rows]}
 
 
 def _row(ref: Any, status: str, listing: Listing, gone: frozenset[str]) -> SourceRow:
@@ -213,11 +144,18 @@ def _row(ref: Any, status: str, listing: Listing, gone: frozenset[str]) -> Sourc
     )
 
 
-def _place(topology: dict[str, str]) -> str:
+def place(topology: dict[str, str]) -> str:
     """Levels from broad to narrow; those that are not configured here last."""
     order = {level: index for index, level in enumerate(levels())}
     return " ".join(
         f"{level}={topology[level]}" for level in sorted(topology, key=lambda name: (order.get(name, len(order)), name))
+    )
+
+
+def status_cell(row: SourceRow) -> Text:
+    """Its status, and whether its process has ended."""
+    return cell(
+        f"{row.status} (ended)" if row.ended else row.status, "red" if row.ended else _COLOURS.get(row.status, "yellow")
     )
 
 
@@ -227,11 +165,9 @@ def _table(console: Console, rows: list[SourceRow], wide: bool) -> Table:
         cells = [
             cell(row.model),
             cell(row.rank),
-            cell(
-                f"{row.status} (ended)" if row.ended else row.status, "red" if row.ended else _COLOURS.get(row.status, "yellow")
-            ),
+            status_cell(row),
             cell("unknown" if row.source_load is None else f"{row.source_load:.2f}"),
-            cell(_place(row.topology)),
+            cell(place(row.topology)),
             cell(span(row.age_s)),
             cell(row.worker_id if wide else row.worker_id[:_SHORT_ID]),
         ]

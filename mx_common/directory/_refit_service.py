@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import grpc
 
-from mx_common.directory._service import unknown_value
+from mx_common.directory._requests import unknown_value
 from mx_common.directory._version_records import Kind
 from mx_common.directory.versions import Lease, Refusal, Shard, State, Version, VersionSpec, VersionStore
 from mx_common.errors import ConfigError
@@ -139,9 +139,12 @@ class RefitService:
     @_call
     def ListVersions(self, request: refit_ext.ListVersionsRequest) -> refit_ext.ListVersionsResponse:
         if request.uid:
-            return refit_ext.ListVersionsResponse(versions=[_summary(self._versions.get(request.uid))])
-        _named(request, "model_name")
-        return refit_ext.ListVersionsResponse(versions=map(_summary, self._versions.versions_of(request.model_name)))
+            found = [self._versions.get(request.uid)]
+        elif request.model_name:
+            found = self._versions.versions_of(request.model_name)
+        else:
+            found = self._versions.all_versions()
+        return refit_ext.ListVersionsResponse(versions=map(_summary, found), server_time_ms=self._versions.now_ms())
 
     @_call
     def LatestVersion(self, request: refit_ext.LatestVersionRequest) -> refit_ext.LatestVersionResponse:

@@ -8,30 +8,20 @@ instead; an unknown worker's heartbeat is answered `success=false`, which tells 
 
 from __future__ import annotations
 
-import asyncio
 import math
-from collections.abc import Callable
-from typing import Any, NoReturn, TypeVar
+from typing import Any
 
-import grpc
-
+from mx_common.directory._requests import Refused, check_enums, check_names, on_store, refuse
 from mx_common.directory.records import Heartbeat, Query, Record
 from mx_common.directory.store import Store
-from mx_common.errors import ConfigError, DirectoryUnavailable
+from mx_common.errors import ConfigError
 from mx_common.identity import mx_source_id
 from mx_common.wire import p2p
 from mx_common.wire.identity import identity_from_proto
 
-__all__ = ["MAX_RECORD_BYTES", "DirectoryService", "unknown_value"]
+__all__ = ["MAX_RECORD_BYTES", "DirectoryService"]
 
 MAX_RECORD_BYTES = 64 << 20
-MAX_NAME_BYTES = 4096
-
-T = TypeVar("T")
-
-
-class _Refused(Exception):
-    """A request that cannot be served; the message goes to the client."""
 
 
 class DirectoryService:
@@ -44,25 +34,25 @@ class DirectoryService:
     async def PublishMetadata(self, request: p2p.PublishMetadataRequest, context: Any) -> p2p.PublishMetadataResponse:
         try:
             record = _record(request, self._max_record_bytes)
-        except _Refused as refusal:
-            await _abort(context, "PublishMetadata", refusal)
-        stored = await self._run(context, lambda: self._store.put(record))
+        except Refused as refusal:
+            await refuse(context, "PublishMetadata", refusal)
+        stored = await on_store(self._store, context, lambda: self._store.put(record))
         return p2p.PublishMetadataResponse(success=True, mx_source_id=stored.mx_source_id, worker_id=stored.worker_id)
 
     async def ListSources(self, request: p2p.ListSourcesRequest, context: Any) -> p2p.ListSourcesResponse:
         try:
             query = _query(request)
-        except _Refused as refusal:
-            await _abort(context, "ListSources", refusal)
-        records, now = await self._run(context, lambda: (self._store.list(query), self._store.now_ms()))
+        except Refused as refusal:
+            await refuse(context, "ListSources", refusal)
+        records, now = await on_store(self._store, context, lambda: (self._store.list(query), self._store.now_ms()))
         return p2p.ListSourcesResponse(instances=map(_instance, records), server_time_ms=now)
 
     async def GetMetadata(self, request: p2p.GetMetadataRequest, context: Any) -> p2p.GetMetadataResponse:
         try:
-            _names(request, "mx_source_id", "worker_id")
-        except _Refused as refusal:
-            await _abort(context, "GetMetadata", refusal)
-        record = await self._run(context, lambda: self._store.get(request.mx_source_id, request.worker_id))
+            check_names(request, "mx_source_id", "worker_id")
+        except Refused as refusal:
+            await refuse(context, "GetMetadata", refusal)
+        record = await on_store(self._store, context, lambda: self._store.get(request.mx_source_id, request.worker_id))
         response = p2p.GetMetadataResponse(
             found=record is not None, mx_source_id=request.mx_source_id, worker_id=request.worker_id
         )
@@ -75,10 +65,10 @@ class DirectoryService:
 
     async def UpdateStatus(self, request: p2p.UpdateStatusRequest, context: Any) -> p2p.UpdateStatusResponse:
         try:
-            _names(request, "mx_source_id", "worker_id")
-            _enums(request, "status")
-        except _Refused as refusal:
-            await _abort(context, "UpdateStatus", refusal)
+            check_names(request, "mx_source_id", "worker_id")
+            check_enums(request, "status")
+        except Refused as refusal:
+            await refuse(context, "UpdateStatus", refusal)
         # a load that is not a number is no reading: it must not cost the source its heartbeat
         measured = request.HasField("source_load") and math.isfinite(request.source_load)
         heartbeat = Heartbeat(
@@ -86,34 +76,23 @@ class DirectoryService:
             source_load=request.source_load if measured else None,
             reads_in_flight=request.reads_in_flight if request.HasField("reads_in_flight") else None,
         )
-        known = await self._run(context, lambda: self._store.beat(request.mx_source_id, request.worker_id, heartbeat))
+        known = await on_store(
+            self._store, context, lambda: self._store.beat(request.mx_source_id, request.worker_id, heartbeat)
+        )
         return p2p.UpdateStatusResponse(
             success=known,
             message="" if known else f"worker {request.worker_id!a} is not registered here: publish it again",
         )
 
-    async def _run(self, context: Any, call: Callable[[], T]) -> T:
-        try:
-            return await asyncio.to_thread(call) if self._store.blocking else call()
-        except DirectoryUnavailable as error:
-            # the client may try again, here or at a server beside this one
-            await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
-            raise
-
-
-async def _abort(context: Any, call: str, refusal: _Refused) -> NoReturn:
-    await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"{call}: {refusal}")
-    raise AssertionError("abort always raises")
-
 
 def _record(request: p2p.PublishMetadataRequest, max_bytes: int) -> Record:
     if request.ByteSize() > max_bytes:
-        raise _Refused(
+        raise Refused(
             f"{request.ByteSize()} bytes are more than the {max_bytes} a record may have; leave the tensors out and serve them "
             "from the worker's GetTensorManifest"
         )
-    _names(request, "worker_id")
-    _enums(request.worker, "status")
+    check_names(request, "worker_id")
+    check_enums(request.worker, "status")
     identity, worker, extra = request.identity, request.worker, request.identity.extra_parameters
     step = extra.get("training_step", "")
     return Record(
@@ -137,7 +116,7 @@ def _query(request: p2p.ListSourcesRequest) -> Query:
         return getattr(request, name) if request.HasField(name) else None
 
     if request.HasField("status_filter"):
-        _enums(request, "status_filter")
+        check_enums(request, "status_filter")
     wanted = None
     if request.HasField("identity"):
         wanted = _source_id(request.identity)
@@ -153,12 +132,12 @@ def _query(request: p2p.ListSourcesRequest) -> Query:
 
 
 def _source_id(identity: p2p.SourceIdentity) -> str:
-    _names(identity, "model_name")
-    _enums(identity, "mx_source_type", "backend_framework")
+    check_names(identity, "model_name")
+    check_enums(identity, "mx_source_type", "backend_framework")
     try:
         return mx_source_id(identity_from_proto(identity))
     except ConfigError as error:
-        raise _Refused(f"identity: {error}") from error
+        raise Refused(f"identity: {error}") from error
 
 
 def _instance(record: Record) -> p2p.SourceInstanceRef:
@@ -176,28 +155,3 @@ def _instance(record: Record) -> p2p.SourceInstanceRef:
         reads_in_flight=record.reads_in_flight,
         status=record.status,
     )
-
-
-def _names(message: Any, *fields: str) -> None:
-    for field in fields:
-        size = len(getattr(message, field).encode())
-        if not size:
-            raise _Refused(f"{field} is empty; it has to name something")
-        if size > MAX_NAME_BYTES:
-            raise _Refused(f"{field} has {size} bytes; at most {MAX_NAME_BYTES} are allowed")
-
-
-def _enums(message: Any, *fields: str) -> None:
-    for field in fields:
-        if problem := unknown_value(message, field):
-            raise _Refused(problem)
-
-
-def unknown_value(message: Any, field: str) -> str:
-    """Why the number in an enum field of a request cannot be used; "" when it can."""
-    known = message.DESCRIPTOR.fields_by_name[field].enum_type.values_by_number
-    value = getattr(message, field)
-    if value in known:
-        return ""
-    names = ", ".join(f"{number} {member.name}" for number, member in sorted(known.items()))
-    return f"{field}={value} is not known here; known are {names}"

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from mx_common import envs
 from mx_common.directory.records import STALE, Heartbeat, Query, Record, select
+from mx_common.directory.redis_activities import RedisActivities
 from mx_common.directory.store import check_ages
 from mx_common.errors import ConfigError, DirectoryUnavailable
 
@@ -77,6 +78,7 @@ class RedisStore:
         self._where = where.get("path") or f"{where.get('host')}:{where.get('port')}"
         self._put = self._redis.register_script(_PUT)
         self._beat = self._redis.register_script(_BEAT)
+        self.activities = RedisActivities(self._redis, prefix, self._run)
 
     def put(self, record: Record) -> Record:
         arguments = [self._remove_ms, "facts", _facts(record), "beat", _beat(record.status, record.source_load, None)]

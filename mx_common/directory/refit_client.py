@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
@@ -46,7 +46,8 @@ LAST_LOOK_SECONDS = 0.25
 class VersionInfo:
     """One version as the directory knew it. From a plain ModelExpress server `number` is -1 and `open_leases` None.
 
-    `missing`: expected slots that have no shard. `order` counts the versions that the directory has created.
+    `missing`: expected slots that have no shard. `order` counts the versions that the directory has created. `age_s`: seconds since
+    then, by the directory's clock; None where it does not tell.
     """
 
     uid: str
@@ -60,6 +61,7 @@ class VersionInfo:
     order: int
     layout_signature: str
     created_at_ms: int
+    age_s: float | None = field(default=None, compare=False)
 
     def __str__(self) -> str:
         number = f"number {self.number} of " if self.number >= 0 else ""
@@ -144,12 +146,12 @@ class RefitClient:
         )
         return _info(response.version) if response.HasField("version") else None
 
-    def versions(self, model_name: str) -> list[VersionInfo]:
-        """Every version of a model that the directory has, newest first."""
+    def versions(self, model_name: str = "") -> list[VersionInfo]:
+        """Every version of a model that the directory has, newest first; without a name those of every model."""
         response: refit_ext.ListVersionsResponse = self._ours(
             "ListVersions", refit_ext.ListVersionsRequest(model_name=model_name)
         )
-        return [_info(summary) for summary in response.versions]
+        return [_info(summary, now_ms=response.server_time_ms) for summary in response.versions]
 
     def find(self, model_name: str, number: int | None = None) -> VersionInfo | None:
         """The READY version of that number, of the latest run that has one; None: the newest. None when there is none."""
@@ -305,7 +307,7 @@ def _missing(found: VersionInfo, waited: float) -> str:
     )
 
 
-def _info(summary: refit_ext.VersionSummary, *, ours: bool = True) -> VersionInfo:
+def _info(summary: refit_ext.VersionSummary, *, ours: bool = True, now_ms: int = 0) -> VersionInfo:
     version = summary.version
     return VersionInfo(
         uid=version.uid,
@@ -319,4 +321,5 @@ def _info(summary: refit_ext.VersionSummary, *, ours: bool = True) -> VersionInf
         order=summary.order,
         layout_signature=version.layout_signature,
         created_at_ms=version.created_at_unix_ms,
+        age_s=max(0, now_ms - version.created_at_unix_ms) / 1000 if now_ms else None,
     )

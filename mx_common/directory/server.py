@@ -3,9 +3,9 @@
     with DirectoryServer("127.0.0.1:0") as server:
         print(server.address)
 
-It speaks P2pService, RefitService with our VersionService, the standard gRPC health service and server reflection. Versions of trained
-weights lie in the memory of this server, whatever its store of sources is. Invariants: the port belongs to exactly one
-server (`SO_REUSEPORT` is off), and `stop` leaves neither a thread nor a listening socket behind.
+It speaks P2pService with our ActivityService, RefitService with our VersionService, the standard gRPC health service and server
+reflection. Versions of trained weights lie in the memory of this server, whatever its store of sources is. Invariants: the port belongs
+to exactly one server (`SO_REUSEPORT` is off), and `stop` leaves neither a thread nor a listening socket behind.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import grpc
 from google.protobuf import descriptor_pool
 
 from mx_common import envs
+from mx_common.directory._activity_service import ActivityService
 from mx_common.directory._aio_thread import AioThread, join, leave
 from mx_common.directory._channel import message_limits
 from mx_common.directory._refit_service import RefitService
@@ -30,7 +31,7 @@ from mx_common.directory.store import MemoryStore, Store
 from mx_common.directory.versions import VersionStore
 from mx_common.errors import DirectoryUnavailable
 from mx_common.wire import add_files
-from mx_common.wire.rpc import P2P_SERVICE, REFIT_SERVICE, VERSION_SERVICE, service_handler
+from mx_common.wire.rpc import ACTIVITY_SERVICE, P2P_SERVICE, REFIT_SERVICE, VERSION_SERVICE, service_handler
 
 __all__ = ["DirectoryServer"]
 
@@ -38,7 +39,7 @@ log = logging.getLogger(__name__)
 
 START_SECONDS = 10.0
 SWEEP_SECONDS = 5.0  # answers go by ages, swept or not; this only forgets
-SERVICES = (P2P_SERVICE, REFIT_SERVICE, VERSION_SERVICE)
+SERVICES = (P2P_SERVICE, REFIT_SERVICE, VERSION_SERVICE, ACTIVITY_SERVICE)
 
 
 class DirectoryServer:
@@ -123,7 +124,7 @@ class DirectoryServer:
         server = grpc.aio.server(options=[*message_limits(), ("grpc.so_reuseport", 0)])
         service = DirectoryService(self._store, max_record_bytes=self._max_record_bytes)
         refits = RefitService(self._versions, shared=self._store.blocking)
-        served = zip(SERVICES, (service, refits, refits), strict=True)
+        served = zip(SERVICES, (service, refits, refits, ActivityService(self._store)), strict=True)
         server.add_generic_rpc_handlers(tuple(service_handler(*one) for one in served))
         health = _add_health_and_reflection(server)
         port = server.add_insecure_port(str(self._wanted))

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from mx_common.directory.activities import Activities, MemoryActivities
 from mx_common.directory.records import STALE, Heartbeat, Query, Record, select
 from mx_common.errors import ConfigError
 
@@ -34,6 +35,10 @@ class Store(Protocol):
 
     blocking: bool
     """Whether calls wait for the network, so that a server runs them outside its event loop."""
+
+    @property
+    def activities(self) -> Activities:
+        """The loads and refits that are under way."""
 
     def put(self, record: Record) -> Record:
         """Register a worker or replace its record; returns it as stored, `updated_at` stamped by the store."""
@@ -90,6 +95,7 @@ class MemoryStore:
         self.remove_seconds = remove_seconds
         self._clock = clock
         self._wall = wall
+        self.activities = MemoryActivities(clock=clock)
         self._slots: dict[tuple[str, str], _Slot] = {}
         self._lock = threading.Lock()
 

@@ -127,6 +127,15 @@ class VersionStore:
         with self._lock:
             return [entry.picture() for entry in self._of(model_name)]
 
+    def all_versions(self) -> list[Version]:
+        """The versions of every model, each model's as `versions_of` gives them."""
+        with self._lock:
+            return [entry.picture() for model_name in list(self._models) for entry in self._of(model_name)]
+
+    def now_ms(self) -> int:
+        """The clock of `created_at_ms`."""
+        return int(self._wall() * 1000)
+
     def latest(self, model_name: str, least: State = State.READY) -> Version | None:
         """The newest version that is READY (or STAGING, when that is enough); None when there is none."""
         wanted = (State.READY,) if least == State.READY else (State.STAGING, State.READY)

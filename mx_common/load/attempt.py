@@ -1,6 +1,6 @@
 """One attempt to read a model's weights out of one source.
 
-    outcome = pull(candidate, table, job, client, transport, policy, log)       # Pulled, or Failed with the reason
+    outcome = pull(candidate, table, job, client, transport, policy, log, reporter)  # Pulled, or Failed with the reason
 
 Manifest under a lease, plan, read, digests, floor verdict: in that order, each able to end the attempt with an error of the tree.
 Invariant: the target's memory is written only after names, dtypes, sizes, layouts and coverage agree; `Failed.moved` tells
@@ -11,12 +11,16 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import socket
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from mx_common import floor
-from mx_common._timed import timed
+from mx_common._timed import Stages, timed
+from mx_common.directory.activities import Activity
+from mx_common.directory.activity_reporter import Reporter
 from mx_common.directory.address import Address
 from mx_common.directory.client import DirectoryClient
 from mx_common.directory.worker_client import LeaseKeeper, WorkerClient
@@ -64,33 +68,40 @@ def pull(
     transport: Transport,
     policy: str,
     log: logging.Logger,
+    reporter: Reporter,
 ) -> Pulled | Failed:
     """Fill `target`'s memory from `candidate`."""
     moved = False
-    seconds: dict[str, float] = {}
+    seconds = Stages()
     try:
-        with _offer(candidate, job, client) as offer:
-            with timed(seconds, "plan"):
-                source = TensorTable.from_descriptors(offer.tensors, target.mem)
-                reads = plan_reads(source, target)
-                check_coverage(reads, target)
-            with timed(seconds, "connect"):
-                if offer.nixl_metadata:
-                    peer = transport.connect(offer.nixl_metadata)
-                else:
-                    peer = transport.connect_listener(offer.agent, *offer.listener, job.settings.stall_timeout)
-            moved = True
-            label = f"weights of {job.identity.model_name} from {candidate.worker_id}"
-            with timed(seconds, "wire"), TransferProgress(label, reads.total_bytes, log) as shown:
-                wire = transport.read(
-                    peer, reads, timeout=job.settings.transfer_timeout, stall_timeout=job.settings.stall_timeout, progress=shown
-                )
-            transport.disconnect(peer)
-            offer.check()
-        with timed(seconds, "verify"):
-            verified = job.settings.verify_digest and source.digested
-            if job.settings.verify_digest:
-                _compare_digests(source, target)
+        with reporter.doing(_activity(candidate, job), seconds) as doing:
+            with _offer(candidate, job, client) as offer:
+                with timed(seconds, "plan"):
+                    source = TensorTable.from_descriptors(offer.tensors, target.mem)
+                    reads = plan_reads(source, target)
+                    check_coverage(reads, target)
+                    doing.planned(reads.total_bytes, [candidate.worker_id])
+                with timed(seconds, "connect"):
+                    if offer.nixl_metadata:
+                        peer = transport.connect(offer.nixl_metadata)
+                    else:
+                        peer = transport.connect_listener(offer.agent, *offer.listener, job.settings.stall_timeout)
+                moved = True
+                label = f"weights of {job.identity.model_name} from {candidate.worker_id}"
+                with timed(seconds, "wire"), TransferProgress(label, reads.total_bytes, log, doing.reading()) as shown:
+                    wire = transport.read(
+                        peer,
+                        reads,
+                        timeout=job.settings.transfer_timeout,
+                        stall_timeout=job.settings.stall_timeout,
+                        progress=shown,
+                    )
+                transport.disconnect(peer)
+                offer.check()
+            with timed(seconds, "verify"):
+                verified = job.settings.verify_digest and source.digested
+                if job.settings.verify_digest:
+                    _compare_digests(source, target)
         said = context(
             job,
             policy,
@@ -148,6 +159,20 @@ def _offer(candidate: Candidate, job: Job, client: DirectoryClient) -> Iterator[
             _host_port(answer.metadata_endpoint or worker.metadata_endpoint),
             lease.check,
         )
+
+
+def _activity(candidate: Candidate, job: Job) -> Activity:
+    return Activity(
+        uuid.uuid4().hex,
+        job.worker_id,
+        job.identity.model_name,
+        "load",
+        socket.gethostname(),
+        job.rank,
+        job.world,
+        job.engine,
+        sources=(candidate.worker_id,),
+    )
 
 
 def _host_port(endpoint: str) -> tuple[str, int]:

@@ -18,6 +18,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from mx_common.directory.activity_reporter import Reporter
 from mx_common.directory.client import DirectoryClient
 from mx_common.directory.embedded import resolve
 from mx_common.errors import LoadFailed, MxError
@@ -136,6 +137,7 @@ class _Chain:
         self, job: Job, engine: EngineModel, spare: _Opening, client: DirectoryClient, log: logging.Logger, reasons: list[str]
     ) -> None:
         self.job, self.engine, self.spare, self.client, self.log, self.reasons = job, engine, spare, client, log, reasons
+        self.reporter = Reporter(client.address)
         self.building = False
         self.tensors: Mapping[str, torch.Tensor] | None = None
         self.table: TensorTable | None = None
@@ -149,7 +151,7 @@ class _Chain:
                 self.reasons.append(f"this node: {type(error).__name__}: {error}")
                 self.log.warning("cannot receive weights here: %s: %s", type(error).__name__, error)
                 break
-            outcome = pull(candidate, table, self.job, self.client, transport, funnel.policy, self.log)
+            outcome = pull(candidate, table, self.job, self.client, transport, funnel.policy, self.log, self.reporter)
             if isinstance(outcome, Pulled):
                 assert self.tensors is not None
                 return Loaded(self.tensors, outcome, transport, candidate.worker_id, tuple(self.reasons))

@@ -1,6 +1,6 @@
 """Shows how a transfer advances: a bar on a terminal, a line now and then in a log.
 
-    with TransferProgress("weights from replica-1", total, log) as shown:
+    with TransferProgress("weights from replica-1", total, log, doing.reading()) as shown:
         transport.read(..., progress=shown)
 
 Invariant: showing progress never raises into a transfer.
@@ -12,6 +12,7 @@ import contextlib
 import logging
 import sys
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -24,10 +25,10 @@ _LINE_SECONDS = 10.0
 
 
 class TransferProgress:
-    """Callable `(done_bytes, total_bytes)`; a context manager that cleans the terminal up."""
+    """Callable `(done_bytes, total_bytes)`, which it passes on to `also`; a context manager that cleans the terminal up."""
 
-    def __init__(self, label: str, total: int, log: logging.Logger) -> None:
-        self._label, self._total, self._log = label, total, log
+    def __init__(self, label: str, total: int, log: logging.Logger, also: Callable[[int, int], None]) -> None:
+        self._label, self._total, self._log, self._also = label, total, log, also
         self._last_line = time.monotonic()
         self._bar: Progress | None = None
         self._task: TaskID | None = None
@@ -52,6 +53,7 @@ class TransferProgress:
         return self
 
     def __call__(self, done: int, total: int) -> None:
+        self._also(done, total)
         if self._bar is not None and self._task is not None:
             with contextlib.suppress(Exception):  # as above
                 self._bar.update(self._task, completed=done)

@@ -34,6 +34,15 @@ class Planned:
     choice: dict[str, int]
     verified: bool
 
+    @property
+    def wire_bytes(self) -> int:
+        """Bytes that cross the wire."""
+        return sum(plan.wire_bytes for plan in self.plans)
+
+    def slots(self, table: ShardTable) -> list[str]:
+        """The slots of `table` that are read from, in its order."""
+        return [table.agents[row].slot for row in sorted({row for plan in self.plans for row in plan.agents})]
+
     def pull_staging(self, bound: int) -> int:
         """Bytes of staging that pulls need at a time, at most `bound` where single pulls allow it."""
         largest = max((int(plan.pulls.nbytes.max()) for plan in self.plans if len(plan.pulls)), default=0)

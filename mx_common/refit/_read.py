@@ -21,14 +21,14 @@ import numpy as np
 import numpy.typing as npt
 
 from mx_common import envs
-from mx_common._timed import timed
+from mx_common._timed import Stages, timed
 from mx_common.errors import DigestMismatch
 from mx_common.load.tensors import some_names
 from mx_common.refit._memory import Memory
 from mx_common.refit._verify import differing
 from mx_common.refit.plan import Plan
 from mx_common.refit.table import Agent, ShardTable
-from mx_common.transport import Reads, Transport, WireResult
+from mx_common.transport import Progress, Reads, Transport, WireResult
 
 if TYPE_CHECKING:
     import torch
@@ -54,8 +54,9 @@ class _Blocks(Protocol):
 
 @dataclass
 class Wire:
-    """What the reads of one version added up to. `seconds`: with at least one read going on."""
+    """What the reads of one version added up to. `reading`: makes the progress hook of a read. `seconds`: with at least one going on."""
 
+    reading: Callable[[], Progress]
     bytes: int = 0
     seconds: float = 0.0
     descriptors: int = 0
@@ -116,7 +117,7 @@ class Reader:
                 self._transport.disconnect(known[1])
             self._peers[agent.name] = (agent.metadata, self._transport.connect(agent.metadata))
 
-    def run(self, plan: Plan, table: ShardTable, wire: Wire, seconds: dict[str, float], *, verify: bool) -> None:
+    def run(self, plan: Plan, table: ShardTable, wire: Wire, seconds: Stages, *, verify: bool) -> None:
         """Raises TransferError, SourceLost, TransferTimeout, and DigestMismatch naming what differs."""
         assert self._memory is not None
         with timed(seconds, "wire"):
@@ -180,21 +181,23 @@ class Reader:
             return
         start = time.perf_counter()
         if len(todo) == 1:
-            results = [self._read_agent(table.agents[agent], reads) for agent, reads in todo.items()]
+            results = [self._read_agent(table.agents[agent], reads, wire) for agent, reads in todo.items()]
         else:
             with ThreadPoolExecutor(min(_AGENTS_AT_ONCE, len(todo)), thread_name_prefix="mx-read") as pool:
-                futures = [pool.submit(self._read_agent, table.agents[agent], reads) for agent, reads in todo.items()]
+                futures = [pool.submit(self._read_agent, table.agents[agent], reads, wire) for agent, reads in todo.items()]
             results = [future.result() for future in futures]
         wire.seconds += time.perf_counter() - start
         for agent, parts in zip(todo, results, strict=True):
             for part in parts:
                 wire.add(table.agents[agent].slot, part)
 
-    def _read_agent(self, agent: Agent, reads: Iterable[Reads]) -> list[WireResult]:
+    def _read_agent(self, agent: Agent, reads: Iterable[Reads], wire: Wire) -> list[WireResult]:
         assert self._transport is not None
         peer = self._peers[agent.name][1]
         timeout, stall = envs.TRANSFER_TIMEOUT.get(), envs.STALL_TIMEOUT.get()
-        return [self._transport.read(peer, part, timeout=timeout, stall_timeout=stall) for part in reads]
+        return [
+            self._transport.read(peer, part, timeout=timeout, stall_timeout=stall, progress=wire.reading()) for part in reads
+        ]
 
     def _verify(self, table: ShardTable, rows: _Blocks, memory: Memory, addr: list[int], nbytes: npt.NDArray[np.int64]) -> None:
         expected: list[npt.NDArray[np.uint64]] = []

@@ -14,12 +14,14 @@ An adapter translates; planning, reading, verifying and the order of things are 
 from __future__ import annotations
 
 import socket
+import uuid
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from mx_common import envs
+from mx_common.directory.activities import Activity
 from mx_common.errors import ConfigError
 from mx_common.refit.capture import Capture
 
@@ -92,3 +94,17 @@ class RefitJob:
             )
         if not self.model_name or not self.worker_id:
             raise ConfigError("a refit needs a model_name, the one the trainer publishes under, and a worker_id")
+
+    def activity(self, version: int | None) -> Activity:
+        """The refit to `version` (None: the newest), as it begins."""
+        return Activity(
+            uuid.uuid4().hex,
+            self.worker_id,
+            self.model_name,
+            self.path,
+            self.host,
+            self.rank,
+            self.world,
+            self.engine,
+            version,
+        )

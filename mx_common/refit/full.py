@@ -18,7 +18,8 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 from mx_common import envs, floor
-from mx_common._timed import timed
+from mx_common._timed import Stages, timed
+from mx_common.directory.activity_reporter import Reporter
 from mx_common.directory.embedded import resolve
 from mx_common.directory.refit_client import RefitClient
 from mx_common.refit._offer import offered
@@ -46,16 +47,20 @@ def receive_full(
     hold."""
     job = RefitJob(model_name, uuid.uuid4().hex, path="staged", server=server)
     limit = envs.REFIT_WAIT_SECONDS.get() if timeout is None else timeout
-    seconds: dict[str, float] = {}
-    reader, wire = Reader(job.worker_id, open_transport), Wire()
+    seconds = Stages()
+    reader = Reader(job.worker_id, open_transport)
     with contextlib.ExitStack() as stack:
         client = stack.enter_context(RefitClient(resolve(server or None)))
         stack.callback(reader.close)
+        doing = stack.enter_context(Reporter(client.address).doing(job.activity(version), seconds))
         with timed(seconds, "wait"):
             offer = stack.enter_context(offered(client, job, version, limit))
+            doing.of_version(offer.number, offer.uid)
         with timed(seconds, "plan"):
             planned = Planner(job, _Nothing(device)).plan(offer.table, lambda: [0] * len(offer.table.agents))
             reader.attach(planned.layout.memory, offer.table.agents, planned.pull_staging(job.staging_bytes // 2))
+            doing.planned(planned.wire_bytes, planned.slots(offer.table))
+        wire = Wire(doing.reading)
         for plan, landing in zip(planned.plans, planned.layout.rounds, strict=True):
             reader.run(plan, offer.table, wire, seconds, verify=planned.verified)
             offer.check()

@@ -151,6 +151,12 @@ class Plan:
         """Wire bytes by way: {"exact": read in place, "whole": pulled as whole rows}."""
         return {"exact": int((self.reads.length * self.reads.count).sum()), "whole": self.staging_bytes}
 
+    @functools.cached_property
+    def agents(self) -> tuple[int, ...]:
+        """Rows of the agents that it reads from."""
+        found = np.flatnonzero(np.bincount(self.reads.agent)), np.flatnonzero(np.bincount(self.pulls.agent))
+        return tuple(np.union1d(*found).tolist())
+
     @property
     def wire_bytes(self) -> int:
         """Bytes that cross the wire."""

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mx_common import envs
-from mx_common._timed import timed
+from mx_common._timed import Stages, timed
 from mx_common.directory.embedded import resolve
 from mx_common.directory.refit_client import RefitClient
 from mx_common.directory.refit_worker import ManifestServer
@@ -115,7 +115,7 @@ class Publisher:
             return Published(version, "", 0)
 
     def _publish(self, version: int, held: Sequence[Held]) -> Published:
-        seconds: dict[str, float] = {}
+        seconds = Stages()
         held = [part for part in held if part.tensor.numel()]
         with timed(seconds, "snapshot"):
             if self.mode == "snapshot":

@@ -20,7 +20,8 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from mx_common import envs, floor
-from mx_common._timed import timed
+from mx_common._timed import Stages, timed
+from mx_common.directory.activity_reporter import Reporter
 from mx_common.directory.embedded import resolve
 from mx_common.directory.refit_client import RefitClient
 from mx_common.errors import MxError, RefitFailed, WeightsBroken
@@ -50,7 +51,7 @@ class Installed:
     minimum_bytes: int
     verdict: str
     verified: bool
-    seconds: dict[str, float]
+    seconds: Stages
     derived: tuple[str, ...] = ()
     unused: tuple[str, ...] = ()
     nonfinite: tuple[str, ...] = ()
@@ -71,6 +72,7 @@ class Receiver:
         self.broken = ""
         self._log = log or logging.getLogger(__name__)
         self._client: RefitClient | None = None
+        self._reporter: Reporter | None = None
         self._reader = Reader(job.worker_id, opener)
         self._planner = Planner(job, engine, self._reader.release)
         self._prepared: Ready | None = None
@@ -90,7 +92,7 @@ class Receiver:
         prepared before and is not installed cannot be any more: this takes its memory.
 
         Raises RefitFailed; WeightsBroken when there was no room to prepare aside and reading failed half-way."""
-        seconds: dict[str, float] = {}
+        seconds = Stages()
         limit = envs.REFIT_WAIT_SECONDS.get() if timeout is None else timeout
         wanted = "the newest version" if version is None else f"version {version}"
         self._prepared = None
@@ -102,15 +104,19 @@ class Receiver:
                 with timed(seconds, "wait"):
                     # not when it is made: of several ranks one alone may find no directory, and has to say so where all are asked
                     self._client = self._client or RefitClient(resolve(self.job.server or None))
+                    self._reporter = self._reporter or Reporter(self._client.address)
+                    doing = stack.enter_context(self._reporter.doing(self.job.activity(version), seconds))
                     offer = stack.enter_context(offered(self._client, self.job, version, limit))
+                    doing.of_version(offer.number, offer.uid)
                 with timed(seconds, "plan"):
                     planned = self._planner.plan(offer.table, partial(_preference, offer, self.job))
                     self._reader.attach(
                         planned.layout.memory, offer.table.agents, planned.pull_staging(self.job.staging_bytes // 2)
                     )
+                    doing.planned(planned.wire_bytes, planned.slots(offer.table))
                 if planned.layout.writes_live:
                     stack.enter_context(self.engine.paused())
-                wire = Wire()
+                wire = Wire(doing.reading)
                 strange: list[str] = []
                 for number, plan in enumerate(planned.plans):
                     landing = planned.layout.rounds[number]

@@ -32,10 +32,12 @@ class ListVersionsRequest(_message.Message):
     def __init__(self, model_name: _Optional[str] = ..., uid: _Optional[str] = ...) -> None: ...
 
 class ListVersionsResponse(_message.Message):
-    __slots__ = ("versions",)
+    __slots__ = ("versions", "server_time_ms")
     VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    SERVER_TIME_MS_FIELD_NUMBER: _ClassVar[int]
     versions: _containers.RepeatedCompositeFieldContainer[VersionSummary]
-    def __init__(self, versions: _Optional[_Iterable[_Union[VersionSummary, _Mapping]]] = ...) -> None: ...
+    server_time_ms: int
+    def __init__(self, versions: _Optional[_Iterable[_Union[VersionSummary, _Mapping]]] = ..., server_time_ms: _Optional[int] = ...) -> None: ...
 
 class LatestVersionRequest(_message.Message):
     __slots__ = ("model_name", "min_state")

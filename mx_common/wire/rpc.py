@@ -17,10 +17,11 @@ from typing import Any
 import grpc
 from google.protobuf.descriptor import ServiceDescriptor
 
-from mx_common.wire import p2p, refit, refit_ext
+from mx_common.wire import activity, p2p, refit, refit_ext
 from mx_common.wire._pool import message_class
 
 __all__ = [
+    "ACTIVITY_SERVICE",
     "P2P_SERVICE",
     "REFIT_SERVICE",
     "REFIT_WORKER_SERVICE",
@@ -35,6 +36,7 @@ WORKER_SERVICE: ServiceDescriptor = p2p.DESCRIPTOR.services_by_name["WorkerServi
 REFIT_SERVICE: ServiceDescriptor = refit.DESCRIPTOR.services_by_name["RefitService"]
 REFIT_WORKER_SERVICE: ServiceDescriptor = refit.DESCRIPTOR.services_by_name["RefitWorkerService"]
 VERSION_SERVICE: ServiceDescriptor = refit_ext.DESCRIPTOR.services_by_name["VersionService"]
+ACTIVITY_SERVICE: ServiceDescriptor = activity.DESCRIPTOR.services_by_name["ActivityService"]
 
 
 def unary_calls(channel: Any, service: ServiceDescriptor) -> Mapping[str, Callable[..., Any]]:

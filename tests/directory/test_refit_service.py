@@ -329,8 +329,8 @@ def test_nobody_there_is_said_as_such():
         client.latest("m")
 
 
-def test_health_and_reflection_know_both_services(server):
-    names = {"model_express.refit.RefitService", "mx.refit.VersionService"}
+def test_health_and_reflection_know_every_service(server):
+    names = {"model_express.refit.RefitService", "mx.refit.VersionService", "mx.activity.ActivityService"}
     with grpc.insecure_channel(server.address) as channel:
         check = health_pb2_grpc.HealthStub(channel).Check
         for name in names:
@@ -338,7 +338,8 @@ def test_health_and_reflection_know_both_services(server):
             assert answer.status == health_pb2.HealthCheckResponse.SERVING
         database = ProtoReflectionDescriptorDatabase(channel)
         assert names <= set(database.get_services())
-        assert database.FindFileContainingSymbol("mx.refit.VersionService").package == "mx.refit"
+        for package, service in (("mx.refit", "VersionService"), ("mx.activity", "ActivityService")):
+            assert database.FindFileContainingSymbol(f"{package}.{service}").package == package
 
 
 def test_a_server_beside_others_says_once_that_versions_are_its_own(store, caplog):

@@ -11,7 +11,7 @@ import pytest
 from google.protobuf import descriptor_pool
 from google.protobuf.descriptor import FieldDescriptor
 
-from mx_common.wire import p2p, refit, refit_ext
+from mx_common.wire import activity, p2p, refit, refit_ext
 
 ROOT = Path(__file__).resolve().parents[2]
 EXPECTED = json.loads((ROOT / "tests/data/wire/fields.json").read_text())
@@ -96,6 +96,16 @@ def test_what_the_protocol_has_no_call_for_is_a_service_of_our_own_name():
     assert all(field.message_type.file in (file, refit.DESCRIPTOR) for field in messages_in(file))
 
 
+def test_what_is_under_way_is_told_by_a_service_of_our_own_name():
+    file = activity.DESCRIPTOR
+    assert file.package == "mx.activity"
+    assert [service.full_name for service in file.services_by_name.values()] == ["mx.activity.ActivityService"]
+    assert not file.enum_types_by_name
+    assert all(field.message_type.file is file for field in messages_in(file))
+    assert activity.Activity(version=0).HasField("version")
+    assert not activity.Activity().HasField("version")
+
+
 def messages_in(file):
     return [field for message in file.message_types_by_name.values() for field in message.fields if field.message_type]
 
@@ -110,7 +120,7 @@ def test_messages_of_one_file_are_taken_by_the_other():
 
 def test_a_generated_stub_names_the_modules_that_there_are(generator):
     stubs = {path.stem: text for path, text in generator.render().items() if path.suffix == ".pyi"}
-    assert set(stubs) == {"p2p", "refit", "refit_ext"}
+    assert set(stubs) == {"p2p", "refit", "refit_ext", "activity"}
     assert "_pb2 as" not in "".join(line for line in "".join(stubs.values()).splitlines() if line.startswith("import "))
     assert "from mx_common.wire import refit as" in stubs["refit_ext"]
 
