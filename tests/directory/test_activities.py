@@ -14,7 +14,7 @@ from mx_common.directory import Activity, ActivityClient, DirectoryServer
 from mx_common.directory import activities as limits
 from mx_common.directory import redis_activities as redis_limits
 from mx_common.directory.activities import LIVES, MemoryActivities, pause_for
-from mx_common.errors import ConfigError, DirectoryRefused
+from mx_common.errors import ConfigError, DirectoryRefused, DirectoryUnavailable
 
 LOAD = Activity("a1", "worker-1", "org/model", "load", "node-1", 0, 1, "vllm", sources=("source-1",), stage="wire")
 REFIT = replace(LOAD, activity_id="a2", path="reshard", version=0, version_id="v0", sources=("rank0", "rank1"))
@@ -153,14 +153,12 @@ def test_a_server_tells_what_was_reported_to_it_by_model(server):
 
 def test_an_activity_that_nobody_could_keep_is_refused_and_said_why(server):
     with ActivityClient(server.address, timeout=10) as client:
-        with pytest.raises(DirectoryRefused, match="ReportActivity: an activity of .* bytes is too large"):
+        with pytest.raises(DirectoryRefused, match=r"ReportActivity: an activity of .* bytes is too large"):
             client.report(replace(LOAD, host="h" * 5000))
         assert client.activities() == []
 
 
-def test_a_redis_that_is_away_is_said_as_such(make_store, redis_server, monkeypatch):  # noqa: F811
-    from mx_common.errors import DirectoryUnavailable
-
+def test_a_redis_that_is_away_is_said_as_such(make_store, redis_server):  # noqa: F811
     with DirectoryServer("127.0.0.1:0", make_store()) as server, ActivityClient(server.address, timeout=10) as client:
         client.report(LOAD)
         redis_server.stop()

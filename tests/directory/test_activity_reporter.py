@@ -107,9 +107,14 @@ def test_a_server_that_is_not_there_costs_the_transfer_nothing_and_is_told_when_
 
 def test_an_error_of_the_transfer_passes_and_ends_the_report(peer, eventually):
     asked, address = peer(taken)
-    with pytest.raises(KeyError), Reporter(address, pause=SOON).doing(LOAD, Stages()):
-        eventually(lambda: asked.asked, "it is told")
-        raise KeyError
+
+    def transfer():
+        with Reporter(address, pause=SOON).doing(LOAD, Stages()):
+            eventually(lambda: asked.asked, "it is told")
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        transfer()
     eventually(lambda: asked.asked[-1].ended, "its end is told")
     eventually(lambda: not reporting(), "its thread ends")
 

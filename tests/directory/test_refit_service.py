@@ -86,6 +86,8 @@ def test_versions_are_listed_newest_first(client):
         made(client, number)
     assert [found.number for found in client.versions("m")] == [4, 3, 2]
     assert client.versions("another") == []
+    client.create_version("another", 0, ["a"], idempotency_key="another/0")
+    assert [(found.model_name, found.number) for found in client.versions()] == [("m", 4), ("m", 3), ("m", 2), ("another", 0)]
 
 
 def test_a_rank_that_never_publishes_is_named_by_whoever_waits(client):
