@@ -91,6 +91,7 @@ bench: $(READY)
 
 docs: $(READY)
 	$(BIN)/python scripts/generate_docs.py
+	$(BIN)/python scripts/draw_top.py
 	$(SITE)
 
 wire: $(READY)

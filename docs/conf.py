@@ -23,6 +23,7 @@ NAVIGATION = {
         "docs/sglang",
         "docs/trainers",
         "docs/operating",
+        "docs/top",
         "docs/gate",
         "docs/simulate",
     ],

@@ -26,10 +26,10 @@ class ActivityService:
 
     async def ReportActivity(self, request: wire.ReportActivityRequest, context: Any) -> wire.ReportActivityResponse:
         try:
-            activity = Activity.from_proto(request.activity)
+            Activity.from_proto(request.activity)
         except ConfigError as error:
             await refuse(context, "ReportActivity", error)
-        activities = self._store.activities
+        activities, activity = self._store.activities, request.activity
         if request.ended:
             await on_store(self._store, context, lambda: activities.end(activity.activity_id))
             return wire.ReportActivityResponse()
@@ -38,5 +38,5 @@ class ActivityService:
 
     async def ListActivities(self, request: wire.ListActivitiesRequest, context: Any) -> wire.ListActivitiesResponse:
         found = await on_store(self._store, context, self._store.activities.all)
-        wanted = (one.to_proto() for one in found if request.model_name in ("", one.model_name))
+        wanted = (one for one in found if request.model_name in ("", one.model_name))
         return wire.ListActivitiesResponse(activities=wanted)

@@ -1,7 +1,7 @@
 """Loads and refits that are under way, as a directory remembers them for people who watch: who reads what from whom, how far, how fast.
 
     activities = MemoryActivities()
-    pause = activities.report(activity)         # seconds until the next report is wanted
+    pause = activities.report(activity.to_proto())      # seconds until the next report is wanted
     activities.end(activity.activity_id)
 
 What falls silent is forgotten after `LIVES` times the pause that it was told: nothing has to be cleaned up after a kill. The pause grows
@@ -89,15 +89,16 @@ class Activity:
 
 
 class Activities(Protocol):
-    """What a directory server needs to remember them. Safe to call from several threads; may raise as its `Store` does."""
+    """What a directory server needs to remember them, as messages: it hands them out, and never looks inside. Safe to call from several
+    threads; may raise as its `Store` does."""
 
-    def report(self, activity: Activity) -> float:
+    def report(self, activity: wire.Activity) -> float:
         """Remember it, in place of what was reported of it before. Returns the seconds until the next report is wanted."""
 
     def end(self, activity_id: str) -> None:
         """Forget it."""
 
-    def all(self) -> list[Activity]:
+    def all(self) -> list[wire.Activity]:
         """Those that are not silent."""
 
 
@@ -111,10 +112,10 @@ class MemoryActivities:
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._until: dict[str, tuple[float, Activity]] = {}
+        self._until: dict[str, tuple[float, wire.Activity]] = {}
         self._lock = threading.Lock()
 
-    def report(self, activity: Activity) -> float:
+    def report(self, activity: wire.Activity) -> float:
         with self._lock:
             if len(self._until) >= MAX_ACTIVITIES and activity.activity_id not in self._until:
                 self._forget_silent()
@@ -127,7 +128,7 @@ class MemoryActivities:
         with self._lock:
             self._until.pop(activity_id, None)
 
-    def all(self) -> list[Activity]:
+    def all(self) -> list[wire.Activity]:
         with self._lock:
             self._forget_silent()
             return [activity for _, activity in self._until.values()]

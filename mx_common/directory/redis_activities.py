@@ -1,6 +1,6 @@
 """Loads and refits that are under way, in the Redis that holds a directory's sources: every server of it shows the same ones.
 
-    RedisStore("redis://10.0.0.9:6379/0", ...).activities.report(activity)
+    RedisStore("redis://10.0.0.9:6379/0", ...).activities.report(activity.to_proto())
 
 One key an activity, which Redis itself expires, and one sorted set of them by when they expire, by Redis' clock. Invariant: as
 `mx_common.directory.activities` promises, for all servers together.
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from mx_common.directory.activities import LIVES, MAX_ACTIVITIES, REPORT_SECONDS, REPORTS_PER_SECOND, Activity
+from mx_common.directory.activities import LIVES, MAX_ACTIVITIES, REPORT_SECONDS, REPORTS_PER_SECOND
 from mx_common.wire import activity as wire
 
 __all__ = ["RedisActivities"]
@@ -48,9 +48,9 @@ class RedisActivities:
         self._report = client.register_script(_REPORT)
         self._list = client.register_script(_ALL)
 
-    def report(self, activity: Activity) -> float:
+    def report(self, activity: wire.Activity) -> float:
         limits = [int(REPORT_SECONDS * 1000), REPORTS_PER_SECOND, LIVES, MAX_ACTIVITIES]
-        arguments = [activity.to_proto().SerializeToString(), *limits]
+        arguments = [activity.SerializeToString(), *limits]
         return int(self._run(lambda: self._report(keys=[self._key(activity.activity_id), self._all], args=arguments))) / 1000
 
     def end(self, activity_id: str) -> None:
@@ -60,12 +60,12 @@ class RedisActivities:
 
         self._run(forget)
 
-    def all(self) -> list[Activity]:
+    def all(self) -> list[wire.Activity]:
         def read() -> list[bytes | None]:
             keys = self._list(keys=[self._all])
             return list(self._redis.mget(keys)) if keys else []
 
-        return [Activity.from_proto(wire.Activity.FromString(value)) for value in self._run(read) if value is not None]
+        return [wire.Activity.FromString(value) for value in self._run(read) if value is not None]
 
     def _key(self, activity_id: str) -> str:
         return f"{self._prefix}:activity:{activity_id}"

@@ -16,8 +16,14 @@ from mx_common.directory import redis_activities as redis_limits
 from mx_common.directory.activities import LIVES, MemoryActivities, pause_for
 from mx_common.errors import ConfigError, DirectoryRefused, DirectoryUnavailable
 
-LOAD = Activity("a1", "worker-1", "org/model", "load", "node-1", 0, 1, "vllm", sources=("source-1",), stage="wire")
-REFIT = replace(LOAD, activity_id="a2", path="reshard", version=0, version_id="v0", sources=("rank0", "rank1"))
+ONE = Activity("a1", "worker-1", "org/model", "load", "node-1", 0, 1, "vllm", sources=("source-1",), stage="wire")
+OTHER = replace(ONE, activity_id="a2", path="reshard", version=0, version_id="v0", sources=("rank0", "rank1"))
+
+LOAD, REFIT = ONE.to_proto(), OTHER.to_proto()
+
+
+def load(**change):
+    return replace(ONE, **change).to_proto()
 
 
 @pytest.fixture(params=["memory", "redis"])
@@ -31,8 +37,8 @@ def test_what_is_reported_is_told_until_it_ends(activities):
     assert activities.all() == []
     for activity in (LOAD, REFIT):
         activities.report(activity)
-    activities.report(replace(LOAD, bytes_done=5, bytes_total=9))
-    assert sorted(activities.all(), key=lambda one: one.activity_id) == [replace(LOAD, bytes_done=5, bytes_total=9), REFIT]
+    activities.report(load(bytes_done=5, bytes_total=9))
+    assert sorted(activities.all(), key=lambda one: one.activity_id) == [load(bytes_done=5, bytes_total=9), REFIT]
     activities.end("a1")
     activities.end("never there")
     assert activities.all() == [REFIT]
@@ -71,7 +77,7 @@ def test_of_many_each_reports_less_often(count, pause):
 def test_the_pause_that_is_told_follows_the_number_of_activities(activities, monkeypatch):
     for module in (limits, redis_limits):
         monkeypatch.setattr(module, "REPORTS_PER_SECOND", 2)
-    pauses = [activities.report(replace(LOAD, activity_id=f"a{n}")) for n in range(7)]
+    pauses = [activities.report(load(activity_id=f"a{n}")) for n in range(7)]
     assert pauses == [1.0, 1.0, 1.0, 1.5, 2.0, 2.5, 3.0]
 
 
@@ -79,11 +85,11 @@ def test_more_than_there_is_room_for_is_not_kept_and_harms_nothing(activities, m
     for module in (limits, redis_limits):
         monkeypatch.setattr(module, "MAX_ACTIVITIES", 2)
     for name in ("a1", "a2", "a3"):
-        activities.report(replace(LOAD, activity_id=name))
-    activities.report(replace(LOAD, activity_id="a1", stage="verify"))
+        activities.report(load(activity_id=name))
+    activities.report(load(activity_id="a1", stage="verify"))
     assert sorted((one.activity_id, one.stage) for one in activities.all()) == [("a1", "verify"), ("a2", "wire")]
     activities.end("a2")
-    activities.report(replace(LOAD, activity_id="a3"))
+    activities.report(load(activity_id="a3"))
     assert sorted(one.activity_id for one in activities.all()) == ["a1", "a3"]
 
 
@@ -137,30 +143,30 @@ def test_an_activity_crosses_the_wire_unchanged(activity):
 )
 def test_an_activity_that_means_nothing_is_refused(change, said):
     with pytest.raises(ConfigError, match=said):
-        replace(LOAD, **change)
+        replace(ONE, **change)
 
 
 def test_a_server_tells_what_was_reported_to_it_by_model(server):
-    other = replace(REFIT, model_name="org/other")
+    other = replace(OTHER, model_name="org/other")
     with ActivityClient(server.address, timeout=10) as client:
         assert client.activities() == []
-        assert client.report(LOAD) == client.report(other) == 1.0
+        assert client.report(ONE) == client.report(other) == 1.0
         assert sorted(one.activity_id for one in client.activities()) == ["a1", "a2"]
         assert client.activities("org/other") == [other]
-        client.end(LOAD)
+        client.end(ONE)
         assert client.activities() == [other]
 
 
 def test_an_activity_that_nobody_could_keep_is_refused_and_said_why(server):
     with ActivityClient(server.address, timeout=10) as client:
         with pytest.raises(DirectoryRefused, match=r"ReportActivity: an activity of .* bytes is too large"):
-            client.report(replace(LOAD, host="h" * 5000))
+            client.report(replace(ONE, host="h" * 5000))
         assert client.activities() == []
 
 
 def test_a_redis_that_is_away_is_said_as_such(make_store, redis_server):  # noqa: F811
     with DirectoryServer("127.0.0.1:0", make_store()) as server, ActivityClient(server.address, timeout=10) as client:
-        client.report(LOAD)
+        client.report(ONE)
         redis_server.stop()
         try:
             with pytest.raises(DirectoryUnavailable, match="Redis"):
