@@ -73,7 +73,7 @@ def what(snapshot: Snapshot, model: str | None = None) -> str:
     if snapshot.activities is not None:
         loads = sum(one.is_load for one in snapshot.activities)
         parts += [_counted(loads, "load"), _counted(len(snapshot.activities) - loads, "refit")]
-        parts.append(f"{Traffic.of(snapshot.activities).gbps:.1f} Gbit/s")
+        parts.append(f"{_gbps(Traffic.of(snapshot.activities).gbps)} Gbit/s")
     return ", ".join(parts) + (f" of {model}" if model else "")
 
 
@@ -147,7 +147,7 @@ def _of_activities(rows: Sequence[Activity], bars: bool) -> list[Column]:
         *columns,
         Column("done", [cell(_share(one)) for one in rows], right=True),
         Column("of", [cell(_size(one.bytes_total)) for one in rows], spare=6, right=True),
-        Column("Gbit/s", [cell(f"{one.gbps:.1f}") for one in rows], right=True),
+        Column("Gbit/s", [cell(_gbps(one.gbps)) for one in rows], right=True),
         Column("left", [cell(_left(one)) for one in rows], spare=1, right=True),
     ]
 
@@ -220,8 +220,12 @@ def _left(one: Activity) -> str:
     return span(1e-9 * bits / one.gbps) if bits > 0 and one.gbps > 0 else ""
 
 
+def _gbps(rate: float) -> str:
+    return f"{rate:.2f}" if 0 < rate < 1 else f"{rate:.1f}"
+
+
 def _rate(busy: Traffic | None) -> str:
-    return "" if busy is None or not busy.readers else f"{busy.gbps:.1f}"
+    return "" if busy is None or not busy.readers else _gbps(busy.gbps)
 
 
 def _first(names: Sequence[str]) -> str:

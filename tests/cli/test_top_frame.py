@@ -58,6 +58,7 @@ def test_a_load_is_drawn_with_who_reads_from_whom_how_far_how_fast_and_how_long_
         ({"version": None, "stage": "wait", "bytes_total": 0, "bytes_done": 0, "sources": (), "gbps": 0.0}, "refit  wait  0.0"),
         ({}, "refit to 7  rank0 +1  wire  25 %  4.0 GB  8.0  3 s"),
         ({"bytes_done": 4 * GB, "stage": "verify", "gbps": 0.0}, "refit to 7  rank0 +1  verify  100 %  4.0 GB  0.0"),
+        ({"gbps": 0.036}, "refit to 7  rank0 +1  wire  25 %  4.0 GB  0.04  11 min"),
         ({"bytes_done": 4 * GB - 1}, "refit to 7  rank0 +1  wire  99 %  4.0 GB  8.0  0 s"),
         (
             {"bytes_total": 2_000_000, "bytes_done": 1_000_000, "sources": ("rank3",)},
