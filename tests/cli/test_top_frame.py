@@ -74,7 +74,8 @@ def test_a_refit_is_drawn_with_what_is_known_of_it(change, shown):
 def test_readers_and_rate_of_a_source_are_those_of_the_loads_that_name_it():
     other = replace(LOAD, activity_id="l2", gbps=2.5)
     elsewhere = replace(LOAD, activity_id="l3", sources=("source-2",))
-    headings, source = rows(Snapshot((SOURCE,), (LOAD, other, elsewhere, REFIT), ()), "source")
+    slot_of_that_name = replace(REFIT, sources=("source-1",))
+    headings, source = rows(Snapshot((SOURCE,), (LOAD, other, elsewhere, slot_of_that_name), ()), "source")
     assert headings == ["source", "rank", "model", "status", "load", "readers", "Gbit/s", "heard", "place"]
     assert source == ["source-1", "0", "org/model", "READY", "0.25", "2", "10.5", "4 s", "rack=r1"]
 
