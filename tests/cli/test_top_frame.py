@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import re
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -18,8 +17,8 @@ from mx_common.cli._top_frame import Snapshot, frame, shares, what
 from mx_common.cli.sources import SourceRow
 from mx_common.directory import Activity, VersionInfo
 from mx_common.directory.versions import State
+from scripts import draw_top
 
-ROOT = Path(__file__).parents[2]
 GB = 10**9
 SOURCE = SourceRow("org/model", 0, "READY", 0.25, {"rack": "r1"}, 4.0, 7, "cuda", "source-1", "id")
 LOAD = Activity(
@@ -224,9 +223,6 @@ def test_whatever_is_answered_is_drawn_within_its_lines(snapshot, room, bars):
     assert frame(snapshot, 80, room, bars=bars) is None or len(drawn(snapshot, 80, room, bars)) <= room
 
 
-def test_the_picture_in_the_documentation_is_what_the_command_draws_now(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-    import draw_top
-
+def test_the_picture_in_the_documentation_is_what_the_command_draws_now():
     assert draw_top.PICTURE.read_text("utf-8") == draw_top.render(), f"run: {draw_top.COMMAND}"
     assert not re.search(r"url\((?!#)", draw_top.render()), "it asks the network for nothing"
