@@ -27,6 +27,8 @@ from mx_common.errors import ConfigError, ImpossibleThroughput
 __all__ = [
     "IMPOSSIBLE_MARKER",
     "IMPOSSIBLE_SCHEMA",
+    "INSTALLED_MARKER",
+    "INSTALLED_SCHEMA",
     "MARKER",
     "SCHEMA",
     "SLOW_MARKER",
@@ -43,6 +45,8 @@ __all__ = [
 MARKER, SCHEMA = "MX_REFIT_THROUGHPUT", "refit-throughput-v1"
 SLOW_MARKER, SLOW_SCHEMA = "MX_REFIT_SLOW_THROUGHPUT", "refit-slow-throughput-v1"
 IMPOSSIBLE_MARKER, IMPOSSIBLE_SCHEMA = "MX_REFIT_IMPOSSIBLE_THROUGHPUT", "refit-impossible-throughput-v1"
+# of a version that serves, with the seconds of what came after its transfer was judged
+INSTALLED_MARKER, INSTALLED_SCHEMA = "MX_REFIT_INSTALLED", "refit-installed-v1"
 
 # What every record says, null where the caller's context does not: a reader can rely on the keys.
 _CONTEXT_KEYS = (

@@ -6,6 +6,7 @@
     mx explain MODEL             which source this node would take, and why
     mx doctor                    is this machine able to move weights; exit 1 with the fix when not
     mx gate LOGS...              fails a job for slow, impossible or unmeasured transfers: exit 1, or 2 without evidence
+    mx report LOGS...            a page that shows a run: verdict, rates, stages, sources, links
     mx simulate --policy A,B     what policies would do to a fleet
     mx envs                      every variable, its value, where it comes from, whether it is valid
 
@@ -23,7 +24,7 @@ from importlib import metadata
 
 import typer
 
-from mx_common.cli import doctor, envs, explain, gate, server, simulate, sources, top
+from mx_common.cli import doctor, envs, explain, gate, report, server, simulate, sources, top
 from mx_common.cli._output import line, make_console
 from mx_common.errors import MxError
 
@@ -45,6 +46,7 @@ app.command("top", short_help="Watch loads, refits, versions and sources.")(top.
 app.command("explain", short_help="Show which source this node would take, and why.")(explain.command)
 app.command("doctor", short_help="Check this machine; exit 1 with the fix.")(doctor.command)
 app.command("gate", short_help="Judge the records of a run; exit 1 for a regression, 2 without evidence.")(gate.command)
+app.command("report", short_help="Write a page that shows a run: verdict, rates, stages, links.")(report.command)
 app.command("simulate", short_help="Show what source policies do to a fleet; judge them.")(simulate.command)
 app.command("envs", short_help="Show every variable, its value and validity.")(envs.command)
 

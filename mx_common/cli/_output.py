@@ -20,6 +20,8 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from mx_common._printable import printable
+
 __all__ = ["cell", "line", "make_console", "make_table", "print_json", "show", "span"]
 
 
@@ -49,7 +51,7 @@ def make_table(console: Console, *headings: str, whole: Sequence[str] = ()) -> T
 
 def cell(value: object, style: str = "") -> Text:
     """A value as text that cannot break a table or a terminal; None is empty."""
-    return Text(_printable("" if value is None else str(value)), style=style)
+    return Text(printable("" if value is None else str(value)), style=style)
 
 
 def line(console: Console, text: str, style: str = "") -> None:
@@ -80,7 +82,3 @@ def span(seconds: float | None) -> str:
         if seconds >= size:
             return f"{seconds / size:.0f} {unit}"
     return f"{seconds:.0f} s"
-
-
-def _printable(text: str) -> str:
-    return "".join(c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode("ascii") for c in text)

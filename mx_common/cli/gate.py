@@ -5,7 +5,6 @@ Invariant: exit 0 only for evidence that is whole; 1 regression, 2 no evidence, 
 
 from __future__ import annotations
 
-import re
 import statistics
 from collections import defaultdict
 from pathlib import Path
@@ -14,30 +13,33 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from mx_common.cli import _judging
+from mx_common.cli._judging import Rules, judged
 from mx_common.cli._output import cell, line, make_console, make_table, print_json, show
 from mx_common.errors import ConfigError
-from mx_common.gate import Evidence, Limits, Outcome, Transfer, Wanted, judge, read
+from mx_common.gate import Evidence, Outcome, Transfer
 from mx_common.gate.outputs import WORDS, as_json, github, junit
+from mx_common.report import page_of, plotly
 
 __all__ = ["command"]
 
 _SHOWN = 30
 _COLOURS = {0: "green", 1: "red", 2: "yellow"}
-_MOST = 1 << 20
-_INPUTS = typer.Argument(..., metavar="INPUT...", help="Log files, folders of them, gzip, files of records, - for a pipe.")
 _JUNIT = typer.Option(None, "--junit", help="Write JUnit XML to this file as well.")
+_HTML = typer.Option(None, "--html", help="Write the page of mx report to this file as well.")
 
 
 def command(
-    inputs: list[str] = _INPUTS,
-    expect_ranks: str = typer.Option(None, help="Ranks that each step of each path must have: 8 (0 to 7), or 0,2,4-7."),
-    expect_steps: str = typer.Option(None, help="Steps that each path must have: 100 (so many), or 1-100."),
-    expect_paths: str = typer.Option(None, help="Paths that must be there: load,reshard,staged."),
-    max_slow_share: float = typer.Option(0.0, help="Share of measured transfers that may be slow."),
-    warmup: int = typer.Option(0, help="First steps of each path that are not judged by speed."),
-    allow_unmeasured: bool = typer.Option(False, help="Transfers below MX_FLOOR_MIN_BYTES are no missing evidence."),
+    inputs: list[str] = _judging.INPUTS,
+    expect_ranks: str = _judging.EXPECT_RANKS,
+    expect_steps: str = _judging.EXPECT_STEPS,
+    expect_paths: str = _judging.EXPECT_PATHS,
+    max_slow_share: float = _judging.MAX_SLOW_SHARE,
+    warmup: int = _judging.WARMUP,
+    allow_unmeasured: bool = _judging.ALLOW_UNMEASURED,
     as_document: bool = typer.Option(False, "--json", help="One JSON document."),
     junit_file: Path = _JUNIT,
+    html_file: Path = _HTML,
     annotate: bool = typer.Option(False, "--github", help="Print annotations for a GitHub job as well."),
 ) -> None:
     """Judge the records of a run. Green means: measured, against a floor, all that was expected, and no regression.
@@ -46,7 +48,7 @@ def command(
     Examples:
       mx gate run.log
       mx gate records/ --expect-ranks 8 --expect-steps 100 --expect-paths reshard
-      kubectl logs -l app=rollout --prefix | mx gate - --junit gate.xml
+      kubectl logs -l app=rollout --prefix | mx gate - --junit gate.xml --html gate.html
 
     \b
     exit 1   a transfer above its ceiling or below its floor; a rank under half its cohort's median
@@ -56,19 +58,14 @@ def command(
     exit 64  wrong usage
     """
     try:
-        steps = _numbers(expect_steps, "--expect-steps")
-        counted = steps is not None and expect_steps.strip().isdigit()
-        wanted = Wanted(
-            ranks=_ranks(expect_ranks),
-            steps=None if counted else steps,
-            step_count=int(expect_steps) if counted else None,
-            paths=None if expect_paths is None else frozenset(name.strip() for name in expect_paths.split(",") if name.strip()),
-        )
-        limits = Limits(max_slow_share, warmup, allow_unmeasured)
-        evidence = read(inputs)
-        outcome = judge(evidence, wanted, limits)
+        if html_file is not None:
+            plotly()
+        rules = Rules(expect_ranks, expect_steps, expect_paths, max_slow_share, warmup, allow_unmeasured)
+        evidence, outcome = judged(inputs, rules)
         if junit_file is not None:
             junit_file.write_text(junit(outcome), encoding="utf-8")
+        if html_file is not None:
+            html_file.write_text(page_of(evidence, outcome), encoding="utf-8")
     except (ConfigError, OSError) as error:
         raise typer.BadParameter(str(error)) from error
     if as_document:
@@ -115,22 +112,3 @@ def _summary(console: Console, transfers: list[Transfer]) -> Table:
             cell(" to ".join(sorted(floors, key=float)[:: max(len(floors) - 1, 1)]) or "none"),
         )
     return table
-
-
-def _ranks(text: str | None) -> frozenset[int] | None:
-    if text is not None and text.strip().isdigit():
-        return frozenset(range(min(int(text), _MOST)))
-    return _numbers(text, "--expect-ranks")
-
-
-def _numbers(text: str | None, option: str) -> frozenset[int] | None:
-    """`0,2,4-7` as numbers. Raises ConfigError."""
-    if text is None:
-        return None
-    found: set[int] = set()
-    for part in text.split(","):
-        match = re.fullmatch(r"\s*(\d+)(?:\s*-\s*(\d+))?\s*", part)
-        if match is None or not (first := int(match[1])) <= (last := int(match[2] or match[1])) <= _MOST:
-            raise ConfigError(f"{option} {text!r}: write a number, or numbers and ranges such as 0,2,4-7")
-        found.update(range(first, last + 1))
-    return frozenset(found)

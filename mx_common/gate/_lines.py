@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import IO, Any
 
 from mx_common.errors import ConfigError
-from mx_common.floor import IMPOSSIBLE_MARKER, MARKER, SLOW_MARKER
+from mx_common.floor import IMPOSSIBLE_MARKER, INSTALLED_MARKER, MARKER, SLOW_MARKER
 
 __all__ = ["Found", "find"]
 
 _GZIP = b"\x1f\x8b"
-_MARKERS = re.compile("|".join(re.escape(marker) for marker in (IMPOSSIBLE_MARKER, SLOW_MARKER, MARKER)))
+_MARKERS = re.compile("|".join(re.escape(marker) for marker in (IMPOSSIBLE_MARKER, SLOW_MARKER, MARKER, INSTALLED_MARKER)))
 _COMMON = re.match(r"[A-Z]+_[A-Z]+_", MARKER)[0].encode()  # type: ignore[index]  # what all markers begin with, to look for in bytes
 _SCHEMA = b'"schema"'
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)")

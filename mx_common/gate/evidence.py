@@ -16,8 +16,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import IO, Any
 
-from mx_common.floor import IMPOSSIBLE_SCHEMA, SCHEMA, SLOW_SCHEMA
+from mx_common.floor import IMPOSSIBLE_SCHEMA, INSTALLED_SCHEMA, SCHEMA, SLOW_SCHEMA
 from mx_common.gate._lines import Found, find
+from mx_common.gate.breakdown import Breakdown
 
 __all__ = ["Evidence", "Transfer", "Trouble", "read"]
 
@@ -52,6 +53,11 @@ class Transfer:
         return f"{self.file}:{self.line}"
 
     @property
+    def comparable(self) -> bool:
+        """Whether its rate says how fast the link is: it was measured, on enough bytes, and can have been."""
+        return self.gbps is not None and (self.verdict in ("ok", "slow") or self.reason == "no_link_rate")
+
+    @property
     def name(self) -> str:
         """What a person calls it."""
         rank = "no rank" if self.rank is None else f"rank {self.rank}"
@@ -69,10 +75,11 @@ class Trouble:
 
 @dataclass
 class Evidence:
-    """Everything that was read."""
+    """Everything that was read. `breakdown`: sums of what the transfers say beside their rates."""
 
     transfers: list[Transfer] = field(default_factory=list)
     troubles: list[Trouble] = field(default_factory=list)
+    breakdown: Breakdown = field(default_factory=Breakdown)
 
 
 def read(inputs: Sequence[str], stdin: IO[bytes] | None = None) -> Evidence:
@@ -85,10 +92,13 @@ def of(found: Iterable[Found]) -> Evidence:
     evidence = Evidence()
     seen: set[int] = set()
     judged: set[tuple[Any, ...]] = set()
-    alarms: list[Transfer] = []
+    alarms: list[tuple[Transfer, Mapping[str, Any]]] = []
     for one in found:
         if one.record is None:
             evidence.troubles.append(Trouble(one.trouble, one.file, one.line))
+            continue
+        if one.record.get("schema") == INSTALLED_SCHEMA:
+            _took(evidence.breakdown, one.record)
             continue
         row = _transfer(one.record, one)
         if isinstance(row, Trouble):
@@ -100,16 +110,29 @@ def of(found: Iterable[Found]) -> Evidence:
         seen.add(same)
         if one.record["schema"] == SCHEMA:
             evidence.transfers.append(row)
+            evidence.breakdown.add(row, one.record)
             if row.verdict in _ALARMS.values():
                 judged.add(_identity(row))
-        else:
-            alarms.append(row)
+        elif _identity(row) not in judged:
+            alarms.append((row, one.record))
     # an alarm whose transfer's own line was lost, because INFO lines were off, say, is still a transfer
-    for row in alarms:
+    for row, record in alarms:
         if _identity(row) not in judged:
             judged.add(_identity(row))
             evidence.transfers.append(row)
+            evidence.breakdown.add(row, record)
     return evidence
+
+
+def _took(breakdown: Breakdown, record: Mapping[str, Any]) -> None:
+    breakdown.took(
+        str(record.get("path") or "unknown"),
+        str(record.get("model") or ""),
+        _whole(record.get("step")),
+        _whole(record.get("rank")),
+        str(record.get("host") or ""),
+        record.get("stages_s"),
+    )
 
 
 def _identity(row: Transfer) -> tuple[Any, ...]:

@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 
 from mx_common.gate.rules import Finding, Outcome
 
-__all__ = ["RULES", "WORDS", "as_json", "github", "junit"]
+__all__ = ["BROKEN", "RULES", "WORDS", "as_json", "github", "junit"]
 
 RULES = {
     "impossible": "no transfer above its ceiling",
@@ -24,6 +24,18 @@ RULES = {
     "floor": "every transfer was held against a floor",
     "missing": "all expected ranks, steps and paths are there",
     "empty": "there is a transfer to judge",
+}
+# the same, said of a run that broke it `n` times
+BROKEN = {
+    "impossible": "Above the ceiling: {n}.",
+    "slow": "Below the floor: {n}.",
+    "straggler": "Ranks far behind their like: {n}.",
+    "drift": "The run slows down.",
+    "record": "Records that cannot be read: {n}.",
+    "unmeasured": "Not measured: {n}.",
+    "floor": "No floor was in force.",
+    "missing": "Expected and not there: {n}.",
+    "empty": "Nothing was judged.",
 }
 WORDS = {0: "pass", 1: "regression", 2: "no evidence"}
 _SHOWN = 50

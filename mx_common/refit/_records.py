@@ -1,6 +1,7 @@
-"""What a refit says of its wire phase, to the floor and to every record.
+"""What a refit says of its wire phase, to the floor and to every record; and, once a version serves, of all its stages.
 
     floor.check(transfer_of(job, offer, planned, wire, seconds), log)
+    record_installed(job, version, seconds, log)
 
 Invariant: one schema, whichever path and whichever framework.
 """
@@ -11,13 +12,14 @@ import logging
 from collections.abc import Mapping
 
 from mx_common import floor
+from mx_common._records import emit
 from mx_common.refit._offer import Offer
 from mx_common.refit._prepared import Planned
 from mx_common.refit._read import Wire
 from mx_common.refit.engine import RefitJob
 from mx_common.selection import configured_policy_label
 
-__all__ = ["refuse_impossible", "transfer_of"]
+__all__ = ["record_installed", "refuse_impossible", "transfer_of"]
 
 
 def refuse_impossible(transfer: floor.WireTransfer, log: logging.Logger) -> None:
@@ -49,6 +51,28 @@ def transfer_of(job: RefitJob, offer: Offer, planned: Planned, wire: Wire, secon
         "minimum_bytes": planned.minimum_bytes,
         "choice": planned.choice,
         "fallback": False,
-        "stages_s": {stage: round(taken, 6) for stage, taken in seconds.items()},
+        "stages_s": _rounded(seconds),
     }
     return floor.WireTransfer(job.path, wire.bytes, wire.seconds, context)
+
+
+def record_installed(job: RefitJob, version: int, seconds: Mapping[str, float], log: logging.Logger) -> None:
+    """One record of a version that serves: the transfer's own was written before anything was installed, so it lacks that stage."""
+    record = {
+        "schema": floor.INSTALLED_SCHEMA,
+        "path": job.path,
+        "engine": job.engine,
+        "model": job.model_name,
+        "version": version,
+        "rank": job.rank,
+        "world": job.world,
+        "host": job.host,
+        "step": version,
+        "worker_id": job.worker_id,
+        "stages_s": _rounded(seconds),
+    }
+    emit(floor.INSTALLED_MARKER, record, log, logging.INFO)
+
+
+def _rounded(seconds: Mapping[str, float]) -> dict[str, float]:
+    return {stage: round(taken, 6) for stage, taken in seconds.items()}

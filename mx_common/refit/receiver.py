@@ -30,7 +30,7 @@ from mx_common.refit._landing import Layout
 from mx_common.refit._offer import Offer, offered
 from mx_common.refit._prepared import Planner
 from mx_common.refit._read import Reader, Wire
-from mx_common.refit._records import refuse_impossible, transfer_of
+from mx_common.refit._records import record_installed, refuse_impossible, transfer_of
 from mx_common.refit._verify import nonfinite
 from mx_common.refit.engine import RefitEngine, RefitJob
 from mx_common.selection import Candidate, Target, get_configured_selector
@@ -248,6 +248,7 @@ class Ready:
             done.wire_bytes / max(1, done.minimum_bytes),
             ", ".join(f"{stage} {taken:.3f} s" for stage, taken in done.seconds.items()),
         )
+        record_installed(receiver.job, done.version, done.seconds, receiver._log)
         return done
 
 
