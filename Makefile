@@ -3,6 +3,7 @@
 # make test   sets everything up and runs the tests
 # make lint   formatting, types, import rules, documents
 # make bench  measures, writes benchmarks/RESULTS.md
+# make chromium  installs the browser in which the tests look at pages, where there is none
 # make docs   writes generated pages again and builds the site: build/site/index.html
 # make setup  only sets up, make setup-sglang SGLang's environment; make wire writes generated files again; make clean removes what was set up and built
 
@@ -30,7 +31,7 @@ HOME_OF_vllm := $(VENV)
 HOME_OF_sglang := $(VENV_SGLANG)
 DEMO := $(or $(HOME_OF_$(ENGINE)),$(error ENGINE is vllm or sglang, not $(ENGINE)))
 
-.PHONY: setup setup-sglang demo demo-refit test test-vllm test-sglang lint bench docs wire clean
+.PHONY: setup setup-sglang chromium demo demo-refit test test-vllm test-sglang lint bench docs wire clean
 
 setup: $(READY)
 
@@ -56,6 +57,18 @@ $(READY_SGLANG): $(SGLANG_WHEN_CHANGED)
 	$(PIP_SGLANG) --no-deps --no-build-isolation -e .
 	@touch $@
 
+# what says that there is no browser, and no way to get one
+NO_CHROMIUM := make test looks at pages in Chromium, which is not here and cannot be installed by apt-get; install it, so that chromium,\
+ chromium-browser or google-chrome is on the PATH
+
+chromium:
+	@for name in chromium chromium-browser google-chrome; do command -v $$name >/dev/null && exit 0; done; \
+	echo "== installing Chromium (apt-get, about 300 MB)"; \
+	as=; test "$$(id -u)" = 0 || as=sudo; \
+	$$as apt-get update -qq && \
+	$$as env DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends -o DPkg::Lock::Timeout=300 chromium >/dev/null \
+	|| { echo "$(NO_CHROMIUM)" >&2; exit 1; }
+
 demo: $(DEMO)/ready
 	$(DEMO)/bin/python -m examples.first_light --engine $(ENGINE)
 
@@ -64,8 +77,8 @@ demo-refit: $(READY)
 
 # Several processes: the transport's library and the engines' stay out of each other's way. Those of the two engines, which wait for
 # processes most of the time, run side by side; a floor is only held against a link that nobody else slows.
-test: $(READY) $(READY_SGLANG)
-	$(BIN)/python -m pytest tests/pure tests/wire tests/directory tests/cli tests/patches tests/test_repository.py tests/test_docs.py
+test: chromium $(READY) $(READY_SGLANG)
+	$(BIN)/python -m pytest tests/pure tests/wire tests/directory tests/cli tests/report tests/patches tests/test_repository.py tests/test_docs.py
 	$(BIN)/python -m pytest tests/load
 	$(BIN)/python -m pytest tests/refit
 	$(BIN)/python -m pytest tests/fsdp tests/megatron

@@ -199,7 +199,7 @@ def measure(repeat: int) -> dict[str, Any]:
         "files_over": {path: round(seconds["files"] / seconds[path], 2) for path in ("reshard", "staged")},
         "broadcast_over": {path: round(seconds["broadcast"] / seconds[path], 2) for path in ("reshard", "staged")},
         **{
-            path: _of_records([line for line in lines if line["path"] == path][1:], seconds[path])
+            path: _of_records([line for line in lines if line["path"] == path and "verdict" in line][1:], seconds[path])
             for path in ("reshard", "staged")
         },
     }

@@ -25,6 +25,7 @@ NAVIGATION = {
         "docs/operating",
         "docs/top",
         "docs/gate",
+        "docs/report",
         "docs/simulate",
     ],
     "Concepts": [

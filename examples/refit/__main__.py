@@ -9,7 +9,6 @@ is untrue.
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import sys
 import tempfile
@@ -133,20 +132,13 @@ def run(scenario: Scenario, directory: str, scratch: Path) -> dict[str, Any]:
 
 
 def measured(records: Path, replica: Replica, version: int) -> dict[str, Any]:
-    """What the record of this version says, and the seconds of the stages after it, out of the server's log."""
+    """What the records of this version say: of its transfer, and of its stages when it serves."""
     lines = [json.loads(line) for path in records.parent.glob(f"{records.stem}*") for line in path.read_text().splitlines()]
-    found = [line for line in lines if line["schema"] == "refit-throughput-v1" and line["version"] == version]
-    if len(found) != 1:
-        raise RuntimeError(f"expected one record of version {version}, found {len(found)}; {replica.log}:\n{replica.tail()}")
-    said = re.findall(rf"version {version} of \S+ serves: .*", replica.log.read_text(errors="replace"))
-    stages = (
-        {stage: float(seconds) for stage, seconds in re.findall(r"(\w+) ([0-9.]+) s", said[-1].split("needs), ")[-1])}
-        if said
-        else {}
-    )
-    record = found[0]
+    of = {line["schema"]: line for line in lines if line["version"] == version}
+    if not {"refit-throughput-v1", "refit-installed-v1"} <= of.keys():
+        raise RuntimeError(f"expected two records of version {version}, found {sorted(of)}; {replica.log}:\n{replica.tail()}")
     kept = ("framework", "wire_bytes", "minimum_bytes", "implied_gbps", "transport", "verdict", "verified")
-    return {**{key: record[key] for key in kept}, "stages_s": stages or record["stages_s"]}
+    return {**{key: of["refit-throughput-v1"][key] for key in kept}, "stages_s": of["refit-installed-v1"]["stages_s"]}
 
 
 def served_version(replica: Replica) -> str:

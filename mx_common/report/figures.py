@@ -17,7 +17,7 @@ from mx_common.errors import ConfigError
 from mx_common.report.rates import Rates
 from mx_common.report.tables import LinkRow, Run, SourceRow, StageBars, TransferRow
 
-__all__ = ["figures_of", "library", "plotly"]
+__all__ = ["figures_of", "library", "plotly", "shortened"]
 
 # tells eight ranks and nine stages apart, for the colour-blind too, on white and on black
 COLOURS = (
@@ -208,7 +208,7 @@ def _sources(rows: Sequence[SourceRow]) -> Any:
 
 
 def _links(rows: Sequence[LinkRow]) -> Any:
-    names = [f"{_short(row.source)} \N{RIGHTWARDS ARROW} {row.reader}" for row in rows]
+    names = [f"{shortened(row.source)} \N{RIGHTWARDS ARROW} {row.reader}" for row in rows]
     hover = [
         _text(f"{name} over {row.transport}; lowest {row.lowest:.1f}, {row.where}", 160)
         for name, row in zip(names, rows, strict=True)
@@ -255,10 +255,10 @@ def _above() -> dict[str, Any]:
 
 
 def _text(text: str, most: int = _LABEL) -> str:
-    return html.escape(_short(printable(text), most), quote=False)
+    return html.escape(shortened(printable(text), most), quote=False)
 
 
-def _short(text: str, most: int = _LABEL) -> str:
+def shortened(text: str, most: int = _LABEL) -> str:
     """The two ends, by which a person knows a worker."""
     if len(text) <= most:
         return text

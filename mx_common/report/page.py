@@ -17,8 +17,8 @@ from importlib import resources
 from typing import Any
 
 from mx_common._printable import printable
-from mx_common.gate import Evidence, Finding, Outcome
-from mx_common.report.figures import figures_of, library
+from mx_common.gate import Evidence, Outcome
+from mx_common.report.figures import figures_of, library, shortened
 from mx_common.report.tables import RankRow, Report, Run, tabulate
 
 __all__ = ["page_of", "render"]
@@ -41,7 +41,7 @@ _AXIS = {
 }
 _CLASSES = {"pass": "pass", "regression": "regression", "no evidence": "none"}
 _ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
-_OPEN = 12
+_OPEN, _LONGEST = 12, 500
 _TITLES = {
     "rates": "Rates",
     "stages": "Where the seconds went",
@@ -88,6 +88,7 @@ def render(report: Report) -> str:
             "</head>",
             "<body>",
             _head(report),
+            f"<noscript>{_note('Plots need scripts. The tables hold their figures.')}</noscript>",
             *parts,
             _note("Rates in Gbit/s, 1e9 bits a second, of one rank's transfer. Written by mx-adapters.", "footer"),
             f'<script type="application/json" id="figures">{_data(figures)}</script>',
@@ -127,9 +128,8 @@ def _run(run: Run, number: int, drawn: Iterable[str]) -> str:
     ]
     cards = "".join(f"<div><dt>{_escaped(name)}</dt><dd>{_escaped(value)}</dd></div>" for name, value in facts)
     parts = [f"<section><h2>{_escaped(run.path)}{model}</h2><dl>{cards}</dl>"]
-    parts += [
-        _note("Unmeasured, and in no plot: " + ", ".join(f"{count:,} x {why}" for why, count in run.unmeasured) + ".")
-    ] * bool(run.unmeasured)
+    if run.unmeasured:
+        parts.append(_note("Unmeasured: " + ", ".join(f"{count:,} x {why}" for why, count in run.unmeasured) + "."))
     plots = {name.rsplit("-", 1)[0]: name for name in drawn}
     for name, title in _TITLES.items():
         table = _TABLES[name](run)
@@ -164,28 +164,27 @@ def _notes(run: Run, name: str) -> Sequence[str]:
 
 
 def _ranks(run: Run) -> str:
-    headings = ("rank", "host", "transfers", "out of bounds", "lowest", "median", "lowest in step", "where")
+    headings = ("rank", "lowest", "median", "out of bounds", "host", "transfers", "lowest in step", "where")
 
     def row(one: RankRow) -> tuple[object, ...]:
-        number = "-" if one.rank is None else one.rank
         return (
-            number,
-            one.host,
-            one.transfers,
-            one.out_of_bounds,
+            one.rank,
             _number(one.lowest),
             _number(one.median),
+            one.out_of_bounds,
+            one.host,
+            one.transfers,
             one.lowest_step,
             one.where,
         )
 
     rows = [row(one) for one in run.ranks]
-    numbers = (0, 2, 3, 4, 5, 6)
-    whole = _table(headings, rows[:_OPEN], numbers, long=(7,))
+    numbers = (0, 1, 2, 3, 5, 6)
+    whole = _table(headings, rows[:_OPEN], numbers)
     if len(rows) > _OPEN:
         left = run.ranks_in_all - len(rows)
         note = _note(f"{left:,} more ranks are not listed; none of them is worse.") if left else ""
-        rest = _table(headings, rows[_OPEN:], numbers, long=(7,))
+        rest = _table(headings, rows[_OPEN:], numbers)
         whole += f"<details><summary>{len(rows) - _OPEN:,} more ranks, worst first</summary>{rest}{note}</details>"
     return whole
 
@@ -213,21 +212,21 @@ def _sources(run: Run) -> str:
 
 
 def _links(run: Run) -> str:
-    headings = ("source", "reader", "transport", "rate", "lowest", "GB", "transfers", "lowest at")
+    headings = ("source", "reader", "rate", "lowest", "transport", "GB", "transfers", "lowest at")
     rows = [
         (
             one.source,
             one.reader,
-            one.transport or "-",
             _number(one.gbps),
             _number(one.lowest),
+            one.transport or None,
             f"{one.wire_bytes / 1e9:.3f}",
             one.transfers,
             one.where,
         )
         for one in run.links
     ]
-    return _table(headings, rows, range(3, 7), long=(7,)) if rows else ""
+    return _table(headings, rows, (2, 3, 5, 6)) if rows else ""
 
 
 _TABLES = {"rates": _ranks, "stages": _stages, "sources": _sources, "links": _links}
@@ -236,16 +235,15 @@ _TABLES = {"rates": _ranks, "stages": _stages, "sources": _sources, "links": _li
 def _table(
     headings: Sequence[str], rows: Iterable[Sequence[object]], numbers: Iterable[int] = (), long: Iterable[int] = ()
 ) -> str:
-    """Columns in `numbers` are set to the right, those in `long` hold sentences and places."""
+    """Columns in `numbers` are set to the right, those in `long` hold sentences. None is shown as a dash."""
     classes = {**dict.fromkeys(numbers, ' class="number"'), **dict.fromkeys(long, ' class="long"')}
-    head = "".join(f"<th{classes.get(n, '') if n in classes else ''}>{_escaped(name)}</th>" for n, name in enumerate(headings))
-    body = "".join(
-        "<tr>"
-        + "".join(f"<td{classes.get(n, '')}>{_escaped('-' if value is None else value)}</td>" for n, value in enumerate(row))
-        + "</tr>"
-        for row in rows
-    )
+    head = "".join(f"<th{classes.get(n, '')}>{_escaped(name)}</th>" for n, name in enumerate(headings))
+    body = "".join(f"<tr>{''.join(_cell(value, classes.get(n, '')) for n, value in enumerate(row))}</tr>" for row in rows)
     return f'<div class="scroll" tabindex="0"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def _cell(value: object, attributes: str) -> str:
+    return f"<td{attributes}>{_escaped('-' if value is None else value)}</td>"
 
 
 def _folded(title: str, inner: str) -> str:
@@ -265,7 +263,7 @@ def _number(value: float | None) -> str | None:
 
 
 def _escaped(value: object) -> str:
-    return html.escape(printable(str(value)))
+    return html.escape(shortened(printable(str(value)), _LONGEST))
 
 
 def _plain(figure: Any) -> dict[str, Any]:

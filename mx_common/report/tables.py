@@ -23,7 +23,7 @@ __all__ += ["LinkRow", "RankRow", "Report", "Run", "SourceRow", "StageBars", "Tr
 
 RUNS, FINDINGS, RANKS, TRANSFERS, STAGE_BARS, SOURCES, LINKS = 6, 100, 1000, 24, 60, 20, 20
 
-Run_ = tuple[str, str]  # path and model
+_Key = tuple[str, str]  # path and model
 STAGE_ORDER = ("wait", "plan", "connect", "wire", "verify", "copy", "check", "land", "install")
 
 
@@ -129,11 +129,11 @@ class Report:
 
 def tabulate(evidence: Evidence, outcome: Outcome) -> Report:
     """Everything that the page shows. Runs with most transfers out of bounds come first."""
-    grouped: dict[Run_, list[Transfer]] = defaultdict(list)
+    grouped: dict[_Key, list[Transfer]] = defaultdict(list)
     for row in evidence.transfers:
         grouped[row.path, row.model].append(row)
     order = sorted(grouped, key=lambda key: (-sum(map(_out_of_bounds, grouped[key])), -len(grouped[key]), key))
-    links: dict[Run_, list[tuple[LinkKey, Link]]] = defaultdict(list)
+    links: dict[_Key, list[tuple[LinkKey, Link]]] = defaultdict(list)
     for key, link in evidence.breakdown.links.items():
         links[key.path, key.model].append((key, link))
     return Report(
@@ -175,7 +175,7 @@ def _worst(found: Sequence[Finding]) -> str:
     return f"Worst: {text}" if len(found) > 1 else text[:1].upper() + text[1:]
 
 
-def _run(key: Run_, rows: list[Transfer], links: list[tuple[LinkKey, Link]], breakdown: Breakdown) -> Run:
+def _run(key: _Key, rows: list[Transfer], links: list[tuple[LinkKey, Link]], breakdown: Breakdown) -> Run:
     path, model = key
     ranks = _ranks(rows)
     names = {(row.rank, row.host): row.name for row in ranks}
@@ -257,7 +257,7 @@ def _transfers(rows: Iterable[Transfer], names: Mapping[Member, str]) -> tuple[T
     )
 
 
-def _stages(key: Run_, breakdown: Breakdown, names: Mapping[Member, str]) -> StageBars | None:
+def _stages(key: _Key, breakdown: Breakdown, names: Mapping[Member, str]) -> StageBars | None:
     refits = sorted(
         (found for (path, model, _), found in breakdown.refits.items() if (path, model) == key),
         key=lambda one: -1 if one.step is None else one.step,

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 ROOMS = ("mx_common", "adapters", "patches")
 FLOOR = ROOT / "mx_common" / "floor.py"
 
-MARKER = re.compile(r"MX_REFIT_(\w+_)?THROUGHPUT|refit-(\w+-)?throughput")
+MARKER = re.compile(r"MX_REFIT_(\w+_)?(THROUGHPUT|INSTALLED)|refit-(\w+-)?(throughput|installed)-")
 VOLUME = re.compile(r"byte|octet|size|moved|volume|total|\bbits?\b|_bits", re.IGNORECASE)
 # seconds, by the names people give them
 TIME = re.compile(r"second|elapsed|duration|took|taken|wire_s\b|_s\b|\bdt\b|time|delta", re.IGNORECASE)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import threading
+from pathlib import Path
 
 import pytest
 import torch
+from jsonschema import Draft202012Validator
 
 from mx_common.errors import RefitFailed, WeightsBroken
 from mx_common.refit import Held
@@ -84,12 +87,30 @@ def test_both_paths_write_records_of_one_schema_with_every_source(trainer, recei
     monkeypatch.setenv("MX_FLOOR_MIN_BYTES", "0")
     trainer(2).publish(4)
     receive(path)[1].update()
-    (record,) = records()
+    record, _ = records()
     assert (record["schema"], record["path"], record["version"], record["verdict"]) == ("refit-throughput-v1", path, 4, "ok")
     assert (record["engine"], record["framework"], record["rank"], record["step"]) == ("toy", "toy", 0, 4)
     assert {peer["source"] for peer in record["peers"]} == {"rank0", "rank1"}
     assert sum(peer["wire_bytes"] for peer in record["peers"]) == record["wire_bytes"] >= record["minimum_bytes"]
     assert sum(record["choice"].values()) == record["wire_bytes"]
+
+
+@PATHS
+def test_a_version_that_serves_has_a_record_of_all_its_stages_and_one_that_is_only_prepared_has_not(
+    trainer, receive, records, path
+):
+    trainer(2).publish(4)
+    receiver = receive(path)[1]
+    ready = receiver.prepare()
+    (moved,) = records()
+    ready.install()
+    _, installed = records()
+    schema = json.loads((Path(__file__).parents[2] / "docs" / "schemas" / "refit-installed-v1.json").read_text())
+    Draft202012Validator(schema).validate(installed)
+    assert installed["stages_s"].keys() == moved["stages_s"].keys() | {"install"}
+    assert all(installed["stages_s"][stage] == taken for stage, taken in moved["stages_s"].items())
+    shared = ("path", "engine", "model", "version", "rank", "world", "host", "step", "worker_id")
+    assert [installed[key] for key in shared] == [moved[key] for key in shared]
 
 
 def test_prepared_is_not_installed(trainer, receive):

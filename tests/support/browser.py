@@ -11,6 +11,7 @@ Spoken to over the DevTools protocol, one page at a time.
 from __future__ import annotations
 
 import base64
+import contextlib
 import itertools
 import json
 import re
@@ -53,6 +54,7 @@ class Page:
     def __init__(self, socket: ClientConnection) -> None:
         self.requests: list[str] = []
         self.console: list[str] = []
+        self.loaded = False
         self._socket, self._numbers = socket, itertools.count(1)
 
     def call(self, method: str, **given: Any) -> dict[str, Any]:
@@ -110,6 +112,7 @@ class Page:
 
     def _note(self, message: dict[str, Any]) -> None:
         method, given = message.get("method"), message.get("params", {})
+        self.loaded = self.loaded or method == "Page.loadEventFired"
         if method == "Network.requestWillBeSent":
             self.requests.append(given["request"]["url"])
         elif method == "Log.entryAdded":
@@ -125,7 +128,7 @@ class Browser:
         self._profile = folder / "profile"
         self._log = folder / "chromium.log"
         self._process: subprocess.Popen[bytes] | None = None
-        self._socket: ClientConnection | None = None
+        self._socket = contextlib.ExitStack()
 
     def __enter__(self) -> Browser:
         with self._log.open("wb") as log:
@@ -134,8 +137,7 @@ class Browser:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._socket is not None:
-            self._socket.close()
+        self._socket.close()
         if self._process is not None:
             self._process.terminate()
             try:
@@ -146,16 +148,18 @@ class Browser:
 
     def open(self, path: Path, **look: Any) -> Page:
         """Load a file. Its scripts have run when this returns; what they wait for has not."""
-        if self._socket is not None:
-            self._socket.close()
-        self._socket = connect(self._address(), max_size=None, open_timeout=START_SECONDS, proxy=None)
-        page = Page(self._socket)
+        self._socket.close()
+        page = Page(self._socket.enter_context(connect(self._address(), max_size=None, open_timeout=START_SECONDS, proxy=None)))
         for domain in ("Page", "Network", "Log", "Runtime"):
             page.call(f"{domain}.enable")
         page.look(**look)
         page.call("Page.navigate", url=path.resolve().as_uri())
-        if look.get("scripts", True):
-            page.wait("document.readyState === 'complete'")
+        deadline = time.monotonic() + ANSWER_SECONDS
+        while not page.loaded:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{path} was not loaded in {ANSWER_SECONDS} s: {page.console}")
+            page.call("Page.getFrameTree")  # what happened meanwhile comes with an answer
+            time.sleep(0.02)
         return page
 
     def _address(self) -> str:
