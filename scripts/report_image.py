@@ -18,11 +18,11 @@ from tests.support.sample_run import refits, write
 
 IMAGE = Path(__file__).parents[1] / "docs" / "images" / "report.png"
 SECTIONS = ("header", "#rates-0", "#stages-0")
-MARGIN, COLOURS = 12, 64
+COLOURS, GAP = 200, 24
 
 
 def main() -> None:
-    with tempfile.TemporaryDirectory() as scratch, Browser(Path(scratch)) as browser:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch, Browser(Path(scratch)) as browser:
         folder = Path(scratch)
         evidence = read([str(write(folder / "records.jsonl", refits()))])
         page = folder / "report.html"
@@ -44,20 +44,26 @@ def main() -> None:
 
 
 def _box(selector: str) -> str:
-    return f"(box => [box.top + scrollY, box.bottom + scrollY])(document.querySelector('{selector}').getBoundingClientRect())"
+    """Top and bottom of an element, with the heading that stands over it."""
+    return f"""(() => {{
+        const shown = document.querySelector("{selector}");
+        let top = shown;
+        while (top.matches(".plot, .note")) top = top.previousElementSibling;
+        return [top.getBoundingClientRect().top + scrollY, shown.getBoundingClientRect().bottom + scrollY];
+    }})()"""
 
 
 def _cut(whole: Image.Image, box: list[float]) -> Image.Image:
     """A section in its whole width; the picture has two pixels for one of the page."""
-    return whole.crop((0, int(2 * (box[0] - MARGIN)), whole.width, int(2 * (box[1] + MARGIN))))
+    return whole.crop((0, int(2 * box[0]), whole.width, int(2 * box[1])))
 
 
 def _column(parts: list[Image.Image]) -> Image.Image:
-    column = Image.new("RGB", (parts[0].width, sum(part.height for part in parts)))
-    top = 0
+    column = Image.new("RGB", (parts[0].width, sum(part.height + GAP for part in parts) + GAP), parts[0].getpixel((0, 0)))
+    top = GAP
     for part in parts:
         column.paste(part, (0, top))
-        top += part.height
+        top += part.height + GAP
     return column
 
 

@@ -90,9 +90,9 @@ def rates_of(rows: Sequence[Transfer], names: Mapping[Member, str]) -> Rates | N
     shown = list(names) if len(names) <= RANKS_DRAWN else list(names)[:WORST]
     notes = []
     if together > 1:
-        notes.append(f"{len(steps)} steps; {together} of them share a point, at which a rank's lowest rate counts.")
+        notes.append(f"{len(steps):,} steps; {together} of them share a point, at which a rank's lowest rate counts.")
     if len(shown) < len(names):
-        notes.append(f"{len(names)} ranks; the worst {len(shown)} are lines, the others lie in the band.")
+        notes.append(f"{len(names):,} ranks; the worst {len(shown)} are lines, the band is of all.")
     marked = sorted((row for row in drawn if row.verdict in ("slow", "impossible")), key=lambda row: row.gbps or 0.0)
     if len(marked) > MARKS:
         # an impossible one is rare and ends a run: it is never the one that is left out

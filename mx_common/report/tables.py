@@ -272,7 +272,7 @@ def _stages(key: _Key, breakdown: Breakdown, names: Mapping[Member, str]) -> Sta
         together = -(-len(refits) // STAGE_BARS)
         if together > 1:
             shown = [max(refits[n : n + together], key=lambda one: one.total) for n in range(0, len(refits), together)]
-            notes.append(f"{len(refits)} refits; of each {together} in a row the slowest is shown.")
+            notes.append(f"{len(refits):,} refits; of each {together} in a row the slowest is shown.")
     elif len(loads) > len(shown):
         notes.append(f"The slowest {len(shown)} loads.")
     named = {name for one in shown for name, _ in one.seconds}

@@ -105,7 +105,7 @@ def test_many_ranks_become_the_worst_as_lines_and_all_as_a_band():
     band = found.rates.band
     assert (band.lowest[0], band.middle[0]) == (101.0, statistics.median(rates_of.values()))
     assert band.lowest[0] < band.low[0] < band.middle[0] < band.high[0] < 140.0
-    assert found.rates.notes == (f"40 ranks; the worst {WORST} are lines, the others lie in the band.",)
+    assert found.rates.notes == (f"40 ranks; the worst {WORST} are lines, the band is of all.",)
     assert len(found.ranks) == 40
 
 
@@ -114,7 +114,7 @@ def test_steps_that_share_a_point_are_said_and_the_lowest_rate_counts():
     (found,) = report_of([record(0, step, 110.0 if step == 8 else 200.0) for step in range(1, steps + 1)]).runs
     assert (len(found.rates.steps), found.rates.together, found.rates.steps[:3]) == (POINTS, 2, (1, 3, 5))
     assert [number for number, value in enumerate(found.rates.lines[0].values) if value == 110.0] == [3]
-    assert found.rates.notes[0] == f"{steps} steps; 2 of them share a point, at which a rank's lowest rate counts."
+    assert found.rates.notes[0] == f"{steps:,} steps; 2 of them share a point, at which a rank's lowest rate counts."
 
 
 def test_the_worst_rank_comes_first_and_says_where_its_lowest_is():

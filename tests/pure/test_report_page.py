@@ -130,7 +130,7 @@ def test_a_thousand_ranks_over_many_steps_are_a_page_of_bounded_size():
     ]
     text = page(records)
     assert len(without_library(text)) < 600_000
-    assert "1000 ranks; the worst 8 are lines, the others lie in the band." in text
+    assert "1,000 ranks; the worst 8 are lines, the band is of all." in text
     assert "The slowest 20 of 1,000 pairs of source and reader" in text
 
 
