@@ -42,8 +42,8 @@ def test_the_documents_are_looked_at():
     names = {page.name for page in PAGES}
     assert {"README.md", "docs/vllm.md", "examples/ci/github-actions.yml"} <= names
     found = [command for page in PAGES for command in said.commands(page)]
-    assert {"server", "sources", "explain", "doctor", "gate", "envs"} <= {name for name, _ in found}
-    assert ("gate", "- --junit gate.xml") in found
+    assert {"server", "sources", "explain", "doctor", "gate", "report", "envs"} <= {name for name, _ in found}
+    assert ("gate", "- --junit gate.xml --html gate.html") in found
     assert sum("--expect-steps 100" in rest for _, rest in found) == 3
 
 

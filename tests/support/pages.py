@@ -34,7 +34,7 @@ IMPORT = re.compile(r"from (mx_[a-z]+[\w.]*) import ([\w, …]+)")
 DOTTED = re.compile(r"(?<![\w./-])mx_[a-z]+(?:\.\w+)+")
 
 # names that look like variables and begin lines of output; names of entry-point groups; what an author is to fill in
-MARKERS = {floor.MARKER, floor.SLOW_MARKER, floor.IMPOSSIBLE_MARKER, "MX_DEMO", "MX_DEMO_REFIT"}
+MARKERS = {floor.MARKER, floor.SLOW_MARKER, floor.IMPOSSIBLE_MARKER, floor.INSTALLED_MARKER, "MX_DEMO", "MX_DEMO_REFIT"}
 GROUPS = {"mx_common.selectors", "mx_common.patches"}
 PLACEHOLDERS = {"requirements/ENGINE.txt"}
 
