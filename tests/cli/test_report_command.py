@@ -66,11 +66,13 @@ def test_wrong_usage_is_64(mx, arguments, says):
 def test_without_plotly_the_extra_is_named_and_the_gate_does_not_call_it_a_regression(mx, log, tmp_path, blocked):
     without = {"PYTHONPATH": blocked("plotly")}
     report = mx("report", log, "-o", str(tmp_path / "page.html"), **without)
-    gate = mx("gate", log, "--html", str(tmp_path / "page.html"), **without)
+    gate = mx("gate", log, "--junit", str(tmp_path / "gate.xml"), "--html", str(tmp_path / "page.html"), **without)
     assert (report.code, gate.code) == (1, 64)
     for done in (report, gate):
         assert "pip install 'mx-adapters[report]'" in " ".join(done.err.replace("│", " ").split())
-    assert not (tmp_path / "page.html").exists()
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == ["run.log"], (
+        "it is said before anything is done"
+    )
     assert mx("gate", log, **without).code == 1, "the gate itself needs none"
 
 
