@@ -171,6 +171,22 @@ def test_a_version_that_serves_is_no_transfer():
     assert (len(evidence.transfers), evidence.troubles) == (1, [])
 
 
+def test_two_versions_on_one_line_are_both_read_and_one_that_was_cut_is_named():
+    evidence = evidence_of([record(), installed(0, 1, install=1.0) + installed(0, 2, install=2.0), installed(0, 3)[:25]])
+    assert sorted(step for _, _, step in evidence.breakdown.refits) == [1, 2]
+    assert [(trouble.what, trouble.line) for trouble in evidence.troubles] == [("truncated record", 3)]
+
+
+@pytest.mark.parametrize("figure", [-1.0, float("nan"), float("inf"), True, "1", None, [1.0]])
+def test_a_figure_that_is_none_counts_nothing(figure):
+    odd = {"source": "a", "wire_bytes": figure, "wire_s": 1.0}
+    (found,) = report_of(
+        [record(0, 1, peers=[odd, {**odd, "wire_bytes": BYTES, "wire_s": figure}], stages_s={"wire": figure})]
+    ).runs
+    assert (found.links, found.stages) == ((), None)
+    assert [(one.source, one.wire_bytes) for one in found.sources] == [("a", BYTES)]
+
+
 def test_of_many_refits_in_a_row_the_slowest_is_shown():
     many = [record(0, step, stages_s={"wire": 9.0 if step == 4 else 1.0}) for step in range(1, 2 * STAGE_BARS + 1)]
     (found,) = report_of(many).runs
@@ -182,6 +198,7 @@ def test_of_loads_the_slowest_are_shown_each_by_itself():
     loads = [
         record(0, 0, path="load", host=f"n{n:03}", stages_s={"connect": 0.1, "wire": 1.0 + n}) for n in range(LOADS_KEPT + 9)
     ]
+    assert [len(kept) for kept in evidence_of(loads).breakdown.loads.values()] == [LOADS_KEPT]
     (found,) = report_of(loads).runs
     assert found.stages.names == ("connect", "wire")
     assert (

@@ -78,6 +78,7 @@ def test_the_policy_of_the_page_names_its_two_scripts_and_allows_nothing_else():
     assert rules["script-src"].split(" ") == digests
     assert len(digests) == 2
     assert json.loads(data).keys() == {"rates-0"}
+    assert not set("<>&") & set(data)
     assert not [name for _, name, _ in elements.attributes if name.startswith("on")]
 
 

@@ -90,6 +90,24 @@ def test_light_and_dark_follow_the_device_also_while_the_page_is_open(browser, p
     assert (light_ink, dark_ink) == ("rgb(27, 31, 36)", "rgb(230, 237, 243)")
 
 
+FINGER = """(() => {
+    const plot = document.querySelector('#rates-0 .nsewdrag');
+    const event = (name, y) => {
+        const touch = new Touch({ identifier: 1, target: plot, clientX: 195, clientY: y });
+        return new TouchEvent(name, { bubbles: true, cancelable: true, touches: [touch], changedTouches: [touch] });
+    };
+    const events = [event('touchstart', 400), event('touchmove', 300), event('touchend', 300)];
+    events.forEach(one => (document.querySelector('.dragcover') ?? plot).dispatchEvent(one));
+    return events.some(one => one.defaultPrevented);
+})()"""
+
+
+def test_a_finger_that_moves_over_a_plot_is_left_to_the_page_so_that_it_scrolls(browser, page):
+    opened = browser.open(page, **PHONE)
+    opened.wait(DRAWN)
+    assert opened.value(FINGER) is False
+
+
 def test_without_scripts_the_tables_hold_the_figures(browser, page):
     opened = browser.open(page, **PHONE, scripts=False)
     tree = json.dumps(opened.call("DOM.getDocument", depth=-1, pierce=True))
