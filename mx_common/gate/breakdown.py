@@ -98,19 +98,12 @@ class Breakdown:
                 values.add(value)
         if row.verdict == "impossible":
             return
-        transport = record.get("transport")
-        peers = record.get("peers")
+        said, peers, comparable = record.get("transport"), record.get("peers"), row.comparable
+        transport = said if isinstance(said, str) else ""
         for peer in peers if isinstance(peers, list) else ():
             if isinstance(peer, dict) and isinstance(peer.get("source"), str):
-                key = LinkKey(
-                    row.path,
-                    row.model,
-                    peer["source"],
-                    row.rank,
-                    row.host,
-                    transport if isinstance(transport, str) else "",
-                )
-                _count(self.links[key], row, _figure(peer.get("wire_bytes")), _figure(peer.get("wire_s")))
+                key = LinkKey(row.path, row.model, peer["source"], row.rank, row.host, transport)
+                _count(self.links[key], row, comparable, _figure(peer.get("wire_bytes")), _figure(peer.get("wire_s")))
         self.took(row.path, row.model, row.step, row.rank, row.host, record.get("stages_s"))
 
     def took(self, path: str, model: str, step: int | None, rank: int | None, host: str, stages: object) -> None:
@@ -132,11 +125,11 @@ class Breakdown:
             self.refits[path, model, step] = found
 
 
-def _count(link: Link, row: Transfer, moved: float | None, seconds: float | None) -> None:
+def _count(link: Link, row: Transfer, comparable: bool, moved: float | None, seconds: float | None) -> None:
     link.transfers += 1
     link.wire_bytes += moved or 0.0
-    rate = gbps(moved, seconds)
-    if rate is None or not row.comparable:
+    rate = gbps(moved, seconds) if comparable else None
+    if rate is None:
         return
     link.timed_bytes += moved or 0.0
     link.seconds += seconds or 0.0
