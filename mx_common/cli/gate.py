@@ -13,13 +13,14 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from mx_common._plotly import need_plotly
 from mx_common.cli import _judging
 from mx_common.cli._judging import Rules, judged
 from mx_common.cli._output import cell, line, make_console, make_table, print_json, show
 from mx_common.errors import ConfigError
 from mx_common.gate import Evidence, Outcome, Transfer
 from mx_common.gate.outputs import WORDS, as_json, github, junit
-from mx_common.report import page_of, plotly
+from mx_common.report import page_of
 
 __all__ = ["command"]
 
@@ -59,7 +60,7 @@ def command(
     """
     try:
         if html_file is not None:
-            plotly()
+            need_plotly("a report")
         rules = Rules(expect_ranks, expect_steps, expect_paths, max_slow_share, warmup, allow_unmeasured)
         evidence, outcome = judged(inputs, rules)
         if junit_file is not None:

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import typer
 
+from mx_common._plotly import need_plotly
 from mx_common.cli import _judging
 from mx_common.cli._judging import Rules, judged
 from mx_common.cli._output import line, make_console, print_json
 from mx_common.errors import ConfigError
-from mx_common.report import plotly, render, tabulate
+from mx_common.report import render, tabulate
 
 __all__ = ["command"]
 
@@ -48,7 +49,7 @@ def command(
     exit 1   plotly is missing: pip install 'mx-adapters[report]'
     exit 64  wrong usage, an input that cannot be read, an output that cannot be written
     """
-    plotly()
+    need_plotly("a report")
     try:
         rules = Rules(expect_ranks, expect_steps, expect_paths, max_slow_share, warmup, allow_unmeasured)
         report = tabulate(*judged(inputs, rules))

@@ -17,12 +17,13 @@ from rich.console import Console
 from rich.progress import Progress
 
 from mx_common import envs
+from mx_common._plotly import need_plotly
 from mx_common.cli._output import cell, line, make_console, make_table, print_json, show
 from mx_common.cli._policy import policy_option
 from mx_common.errors import ConfigError
 from mx_common.simulate import Figures, Judged, Scenario, accept, grid, parse_snapshot, simulate
 from mx_common.simulate.acceptance import SCENARIOS
-from mx_common.simulate.plot import need_plotly, write_page
+from mx_common.simulate.plot import write_page
 from mx_common.simulate.scenario import LEVELS, Place
 from mx_common.topology import levels
 
@@ -111,7 +112,7 @@ def command(
     except (ConfigError, OSError, UnicodeDecodeError) as error:
         raise typer.BadParameter(str(error)) from error
     if plot is not None:
-        need_plotly()  # before the work, not after it
+        need_plotly("a plot")  # before the work, not after it
     with _progress(len(chosen) * trials) as on_trial:
         results = {name: simulate(scenario, name, on_trial) for name in chosen}
     if plot is not None:

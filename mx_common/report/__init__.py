@@ -5,8 +5,7 @@
 Invariant: one file without a network, however large the run; whatever a record says is shown as text.
 """
 
-from mx_common.report.figures import plotly
 from mx_common.report.page import page_of, render
 from mx_common.report.tables import Report, tabulate
 
-__all__ = ["Report", "page_of", "plotly", "render", "tabulate"]
+__all__ = ["Report", "page_of", "render", "tabulate"]

@@ -12,12 +12,12 @@ import html
 from collections.abc import Sequence
 from typing import Any
 
+from mx_common._plotly import need_plotly
 from mx_common._printable import printable
-from mx_common.errors import ConfigError
 from mx_common.report.rates import Rates
 from mx_common.report.tables import LinkRow, Run, SourceRow, StageBars, TransferRow
 
-__all__ = ["figures_of", "library", "plotly", "shortened"]
+__all__ = ["figures_of", "library", "shortened"]
 
 # tells eight ranks and nine stages apart, for the colour-blind too, on white and on black
 COLOURS = (
@@ -39,23 +39,9 @@ OF_VERDICT = {"ok": COLOURS[0], "slow": SLOW, "impossible": IMPOSSIBLE}
 _LABEL, _ROW_PIXELS, _NEAR = 26, 22, 2.5
 
 
-def plotly() -> Any:
-    """plotly's graph objects. Raises ConfigError where plotly is not installed."""
-    try:
-        import plotly.graph_objects as graph
-    except ImportError as error:
-        raise ConfigError(
-            f"a report is drawn with plotly, which is not installed ({error}); pip install 'mx-adapters[report]'"
-        ) from error
-    return graph
-
-
 def library() -> str:
     """The JavaScript that draws figures, to be put into a page. Raises ConfigError where plotly is not installed."""
-    plotly()
-    from plotly.offline import get_plotlyjs
-
-    return str(get_plotlyjs())
+    return str(need_plotly("a report").offline.get_plotlyjs())
 
 
 def figures_of(run: Run) -> dict[str, Any]:
@@ -70,7 +56,7 @@ def figures_of(run: Run) -> dict[str, Any]:
 
 
 def _rates(rates: Rates) -> Any:
-    graph = plotly()
+    graph = need_plotly("a report").graph_objects
     figure = graph.Figure()
     x = rates.steps
     if rates.band:
@@ -172,7 +158,7 @@ def _upright(figure: Any, value: float, name: str, colour: str) -> None:
 
 
 def _stages(stages: StageBars) -> Any:
-    graph = plotly()
+    graph = need_plotly("a report").graph_objects
     figure = graph.Figure()
     places = list(range(len(stages.bars)))
     lying = stages.bars == stages.ranks  # loads are named by who read, which does not fit below a bar
@@ -228,7 +214,7 @@ def _bars(
     names: Sequence[str], values: Sequence[float], hover: Sequence[str], colours: Sequence[str], unit: str = "Gbit/s"
 ) -> Any:
     """Lying bars, the first on top. Two of one name stay two."""
-    graph = plotly()
+    graph = need_plotly("a report").graph_objects
     places = list(range(len(names)))
     figure = graph.Figure()
     figure.add_bar(

@@ -13,10 +13,10 @@ from pathlib import Path
 from textwrap import wrap
 from typing import Any
 
-from mx_common.errors import ConfigError
+from mx_common._plotly import need_plotly
 from mx_common.simulate.figures import Figures
 
-__all__ = ["draw", "need_plotly", "write_page"]
+__all__ = ["draw", "write_page"]
 
 _COLOURS = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#17becf", "#8c564b", "#7f7f7f")
 _BAND = 0.15
@@ -26,16 +26,6 @@ _LINE = "<br>"
 _TITLES = ("Picks of each source, with 5 to 95 %", "Ratio to an even fleet", "Share of targets, %")
 # pixels of a bar and the space around it, of the plot of picks, and of titles and margins
 _BAR, _PICKS, _AROUND = 15, 260, 330
-
-
-def need_plotly() -> Any:
-    """The module that draws. Raises ConfigError when it is not installed."""
-    try:
-        import plotly.graph_objects
-        import plotly.subplots
-    except ImportError as error:
-        raise ConfigError(f"a plot needs plotly ({error}); pip install 'mx-adapters[report]'") from error
-    return plotly
 
 
 def write_page(file: Path, title: str, results: Mapping[str, Figures]) -> None:
@@ -50,7 +40,7 @@ def write_page(file: Path, title: str, results: Mapping[str, Figures]) -> None:
 
 def draw(results: Mapping[str, Figures]) -> Any:
     """A plotly figure, three plots under one another: picks of each source, ratios, shares. Raises ConfigError."""
-    plotly = need_plotly()
+    plotly = need_plotly("a plot")
     ratios, shares = (_bars(results, share) for share in (False, True))
     heights = [_PICKS, *(_BAR * (len(results) + 1) * len(names) for names in (ratios, shares))]
     height = sum(heights) + _AROUND
