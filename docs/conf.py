@@ -26,6 +26,7 @@ NAVIGATION = {
         "docs/top",
         "docs/gate",
         "docs/report",
+        "docs/metrics",
         "docs/simulate",
     ],
     "Concepts": [

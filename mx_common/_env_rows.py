@@ -204,7 +204,16 @@ class Rows:
         )
 
     def integer(
-        self, name: str, default: int, meaning: str, group: str, *, low: int = 0, high: int | None = None, strict: bool = True
+        self,
+        name: str,
+        default: int,
+        meaning: str,
+        group: str,
+        *,
+        low: int = 0,
+        high: int | None = None,
+        strict: bool = True,
+        shown_default: str = "",
     ) -> Var[int]:
         """A whole number between `low` and `high`."""
         return self._add(
@@ -218,6 +227,7 @@ class Rows:
                 group=group,
                 allowed=f">= {low}" if high is None else f"{low} to {high}",
                 strict=strict,
+                shown_default=shown_default or str(default),
             )
         )
 

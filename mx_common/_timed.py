@@ -1,10 +1,10 @@
-"""Seconds by stage, and which stage is going on.
+"""Seconds by stage, which stage is going on, and a span for each.
 
     seconds = Stages()
     with timed(seconds, "plan"):
         ...
 
-Invariant: a stage that raises is timed too.
+Invariant: a stage that raises is timed too. Its span is `mx.plan`, say: see mx_common._spans.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator
+
+from mx_common._spans import span
 
 __all__ = ["Stages", "timed"]
 
@@ -28,6 +30,7 @@ def timed(seconds: Stages, stage: str) -> Iterator[None]:
     seconds.current = stage
     start = time.perf_counter()
     try:
-        yield
+        with span(f"mx.{stage}"):
+            yield
     finally:
         seconds[stage] = seconds.get(stage, 0.0) + time.perf_counter() - start

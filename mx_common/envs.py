@@ -79,7 +79,7 @@ WORKER_PORT = _rows.integer(
 RUNTIME_DIR = _rows.text(
     "MX_RUNTIME_DIR",
     "",
-    "directory for small host-local files (serving load)",
+    "directory for small host-local files (serving load, metrics)",
     "Directory",
     shown_default="(unset: mx-<uid> in XDG_RUNTIME_DIR or the temporary directory)",
 )
@@ -199,6 +199,21 @@ RECORDS_FILE = _rows.text(
     "",
     "records also go to this file, JSON lines; {pid} and {rank} in the name are filled in, a pid is added otherwise",
     "Floor",
+)
+
+# Metrics -------------------------------------------------------------------------------------------------------------
+METRICS_PORT = _rows.integer(
+    "MX_METRICS_PORT",
+    0,
+    "port of the Prometheus page of all processes of this host; the same in each of them",
+    "Metrics",
+    low=1,
+    high=65535,
+    strict=False,
+    shown_default="(unset: off)",
+)
+METRICS_HOST = _rows.text(
+    "MX_METRICS_HOST", "0.0.0.0", "address that the metrics page binds; 127.0.0.1 for this host only", "Metrics"
 )
 
 # Patches -------------------------------------------------------------------------------------------------------------

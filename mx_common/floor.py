@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from mx_common import envs
+from mx_common import envs, metrics
 from mx_common._frozen import FrozenMap
 from mx_common._nic import SYSFS, link_gbps
 from mx_common._records import emit
@@ -173,6 +173,7 @@ def check(transfer: WireTransfer, log: logging.Logger, sysfs: Path = SYSFS) -> V
     installed.
     """
     verdict = judge(transfer, configured_bounds(sysfs))
+    _count(transfer, verdict)
     emit(MARKER, _record(transfer, verdict), log, logging.INFO)
     rate, floor, ceiling = verdict.gbps or 0.0, verdict.bounds.floor_gbps or 0.0, verdict.bounds.ceiling_gbps
     if verdict.kind == "slow":
@@ -191,6 +192,22 @@ def check(transfer: WireTransfer, log: logging.Logger, sysfs: Path = SYSFS) -> V
             "if the link really is that fast"
         )
     return verdict
+
+
+def _count(transfer: WireTransfer, verdict: Verdict) -> None:
+    """One transfer more on the metrics page, which has bytes per second."""
+    path, who = transfer.path, {name: transfer.context.get(name) for name in ("engine", "framework")}
+    floor = verdict.bounds.floor_gbps
+    held = "unknown" if floor is None else "armed" if floor else "off"
+    metrics.TRANSFERS.add(path=path, verdict=verdict.kind, reason=verdict.reason, floor=held, **who)
+    metrics.TRANSFER_BYTES.add(transfer.wire_bytes, path=path, **who)
+    metrics.FLOOR.set(None if floor is None else floor * 1e9 / 8, path=path)
+    if verdict.gbps is not None:
+        metrics.TRANSFER_SECONDS.observe(transfer.wire_seconds, path=path)
+        metrics.TRANSFER_RATE.observe(verdict.gbps * 1e9 / 8, path=path)
+        metrics.LAST_RATE.set(verdict.gbps * 1e9 / 8, path=path)
+    if verdict.kind == "impossible":
+        metrics.EVENT_AGE.mark(event="impossible")
 
 
 def _record(transfer: WireTransfer, verdict: Verdict) -> dict[str, object]:

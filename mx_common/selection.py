@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib import metadata
-from typing import Any, Protocol, cast
+from typing import Any, Literal, Protocol, cast
 
 from mx_common import envs
 from mx_common._candidates import Candidate, Target, digests, identity_digest, unit_hashes
@@ -27,6 +27,7 @@ from mx_common.source_load import read_load
 
 __all__ = [
     "Candidate",
+    "DropReason",
     "Eligibility",
     "Explanation",
     "Ordering",
@@ -48,6 +49,8 @@ __all__ = [
 log = logging.getLogger(__name__)
 
 ENTRY_POINT_GROUP = "mx_common.selectors"
+
+DropKind = Literal["self", "gone", "rank", "accelerator", "old"]
 
 
 class Selector(Protocol):
@@ -85,27 +88,40 @@ class Eligibility:
 _ANY = Eligibility()
 
 
-def drop_reason(candidate: Candidate, target: Target, eligibility: Eligibility = _ANY) -> str | None:
-    """Why this candidate may not be read from, in words for a log line; None when it may."""
+class DropReason(str):
+    """Why a candidate may not be read from, in words for a log line; `kind` is the same in one word, for counting."""
+
+    kind: DropKind
+
+    def __new__(cls, kind: DropKind, words: str) -> DropReason:
+        made = super().__new__(cls, words)
+        made.kind = kind
+        return made
+
+
+def drop_reason(candidate: Candidate, target: Target, eligibility: Eligibility = _ANY) -> DropReason | None:
+    """Why this candidate may not be read from; None when it may."""
     if candidate.worker_id == target.worker_id:
-        return "the target itself"
+        return DropReason("self", "the target itself")
     if candidate.worker_id in eligibility.gone_workers:
-        return "a process of this host that has ended"
+        return DropReason("gone", "a process of this host that has ended")
     if candidate.worker_rank != target.worker_rank:
-        return f"rank {candidate.worker_rank}, wanted {target.worker_rank}"
+        return DropReason("rank", f"rank {candidate.worker_rank}, wanted {target.worker_rank}")
     theirs, ours = candidate.accelerator, eligibility.accelerator
     if theirs and ours and theirs != ours:
-        return f"accelerator {theirs}, wanted {ours}"
+        return DropReason("accelerator", f"accelerator {theirs}, wanted {ours}")
     late = eligibility.oldest_updated_at - candidate.updated_at
-    return f"last heartbeat {late / 1000:.1f} s older than allowed" if eligibility.oldest_updated_at and late > 0 else None
+    if eligibility.oldest_updated_at and late > 0:
+        return DropReason("old", f"last heartbeat {late / 1000:.1f} s older than allowed")
+    return None
 
 
 def funnel(
     candidates: Iterable[Candidate], target: Target, eligibility: Eligibility = _ANY
-) -> tuple[list[Candidate], list[tuple[Candidate, str]]]:
+) -> tuple[list[Candidate], list[tuple[Candidate, DropReason]]]:
     """Split candidates into those that may be read from, and the others with their reasons. Both keep the input's order."""
     kept: list[Candidate] = []
-    dropped: list[tuple[Candidate, str]] = []
+    dropped: list[tuple[Candidate, DropReason]] = []
     for candidate in candidates:
         reason = drop_reason(candidate, target, eligibility)
         if reason is None:

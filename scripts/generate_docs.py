@@ -1,20 +1,21 @@
-"""Writes the configuration page from the table of environment variables.
+"""Writes the configuration page from the table of environment variables, and the table of the metrics page from that of the metrics.
 
-    python scripts/generate_docs.py            # write docs/configuration.md
-    python scripts/generate_docs.py --check    # exit 1 when it is out of date
+    python scripts/generate_docs.py            # write docs/configuration.md and the table in docs/metrics.md
+    python scripts/generate_docs.py --check    # exit 1 when one is out of date
 
-Invariant: the page says nothing that `mx_common.envs` does not, and is the same on every machine.
+Invariant: what is written says nothing that `mx_common.envs` and `mx_common.metrics` do not, and is the same on every machine.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
-from mx_common import envs
+from mx_common import envs, metrics
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "configuration.md"
+DOCS = Path(__file__).resolve().parent.parent / "docs"
 COMMAND = "python scripts/generate_docs.py"
 
 HEADER = f"""\
@@ -61,19 +62,41 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("<", "&lt;")
 
 
+def render_metrics(page: str) -> str:
+    """`page` with the table of metrics between its two marks."""
+    begin, end = f"<!-- Made by `{COMMAND}` from mx_common/metrics.py; do not edit. -->\n", "<!-- end of the table -->"
+    before, found, rest = page.partition(begin)
+    _, also_found, after = rest.partition(end)
+    if not found or not also_found:
+        raise SystemExit(f"metrics.md has lost its marks: {begin.strip()} and {end}")
+    rows = ["| metric | type | labels | meaning |", "|---|---|---|---|"]
+    for metric in metrics.TABLE.metrics.values():
+        labels = "; ".join(
+            f"`{label.name}`" + (f": {', '.join(label.values)}" if label.values else "") for label in metric.labels
+        )
+        rows.append(f"| `{metric.name}` | {metric.kind} | {labels} | {_cell(metric.meaning)} |")
+    return before + begin + "\n" + "\n".join(rows) + "\n\n" + end + after
+
+
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="Write docs/configuration.md from the table of environment variables.")
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when the page is out of date")
-    parser.add_argument("--page", type=Path, default=PAGE, help=argparse.SUPPRESS)
+    parser = argparse.ArgumentParser(description="Write what the documentation says of environment variables and metrics.")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when a page is out of date")
+    parser.add_argument("--docs", type=Path, default=DOCS, help=argparse.SUPPRESS)
     arguments = parser.parse_args(argv)
-    current = arguments.page.read_text("utf-8") if arguments.page.is_file() else ""
-    if current == render():
-        return 0
-    if arguments.check:
-        print(f"{arguments.page.name} is out of date; run: {COMMAND}", file=sys.stderr)
-        return 1
-    arguments.page.write_text(render(), "utf-8")
-    print(f"wrote {arguments.page}")
+    pages: dict[Path, Callable[[str], str]] = {
+        arguments.docs / "configuration.md": lambda _: render(),
+        arguments.docs / "metrics.md": render_metrics,
+    }
+    for page, rendered in pages.items():
+        current = page.read_text("utf-8") if page.is_file() else ""
+        wanted = rendered(current)
+        if current == wanted:
+            continue
+        if arguments.check:
+            print(f"{page.name} is out of date; run: {COMMAND}", file=sys.stderr)
+            return 1
+        page.write_text(wanted, "utf-8")
+        print(f"wrote {page}")
     return 0
 
 

@@ -116,6 +116,7 @@ CORE = (
     "source_load",
     "selection",
     "floor",
+    "metrics",
     "patching",
     "directory",
     "directory.client",

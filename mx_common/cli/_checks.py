@@ -9,6 +9,7 @@ Invariants: a finding that is not `ok` says what to do. A reading that is only t
 from __future__ import annotations
 
 import contextlib
+import http.client
 import logging
 import platform
 import resource
@@ -33,7 +34,18 @@ from mx_common.engines import Engine, adapters
 from mx_common.errors import ConfigError, DirectoryError
 from mx_common.topology import local_topology
 
-__all__ = ["Check", "State", "directory", "engines", "nics", "placement", "runtime_files", "settings", "versions"]
+__all__ = [
+    "Check",
+    "State",
+    "directory",
+    "engines",
+    "metrics_page",
+    "nics",
+    "placement",
+    "runtime_files",
+    "settings",
+    "versions",
+]
 
 State = Literal["ok", "warn", "fail"]
 
@@ -204,6 +216,35 @@ def runtime_files() -> Iterator[Check]:
         yield Check("host-local files", "fail", f"{folder}: {error}", "set MX_RUNTIME_DIR to a directory this user can write")
     else:
         yield Check("host-local files", "ok", str(folder))
+
+
+def metrics_page() -> Iterator[Check]:
+    """Where the metrics of this host are served, and whether they are."""
+    port, host = envs.METRICS_PORT.read().value, envs.METRICS_HOST.read().value
+    if not port:
+        yield Check("metrics", "ok", f"off; {envs.METRICS_PORT.name} turns them on")
+        return
+    near = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    page = http.client.HTTPConnection(near, port, timeout=PATIENCE_SECONDS)
+    ours = False
+    try:
+        with contextlib.closing(page):
+            page.request("GET", "/metrics")
+            ours = b"# HELP mx_" in page.getresponse().read()
+    except ConnectionRefusedError:
+        yield Check(
+            "metrics",
+            "ok",
+            f"nobody serves {near}:{port} yet; the first process that moves weights or hosts the directory will",
+        )
+        return
+    except (OSError, http.client.HTTPException):
+        pass  # whoever listens there is none of us
+    if ours:
+        yield Check("metrics", "ok", f"http://{near}:{port}/metrics answers for the processes of this host")
+    else:
+        fix = f"set {envs.METRICS_PORT.name} to a free port in every process of this host"
+        yield Check("metrics", "warn", f"{near}:{port} does not answer as our metrics page: another program has it", fix)
 
 
 def _absent(address: str, server: str | None, error: DirectoryError) -> Check:

@@ -41,6 +41,7 @@ def run_checks(server: str | None = None, *, patience: float = 60.0, sysfs: Path
             ("placement", _checks.placement),
             ("directory", lambda: _checks.directory(server)),
             ("host-local files", _checks.runtime_files),
+            ("metrics", _checks.metrics_page),
             ("patches", lambda: _patches(*patches.wait(patience))),
             ("processes", _processes),
         ]
@@ -73,6 +74,7 @@ def command(
     NIXL         the configured backend, a read of 1 MiB between two agents, plugins that load
     NICs         RDMA ports, their state, the locked memory they need
     directory    does it answer, what does it know, do the clocks agree
+    metrics      whether they are on, and who answers on their port
     patches      what would be applied to the engine here, what running processes applied
 
     Exit 1 when something fails; warnings leave it at 0.

@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from mx_common import envs
+from mx_common import envs, metrics
 from mx_common.directory import embedded
 from mx_common.directory._exit import ExitHook
 from mx_common.directory.client import DirectoryClient
@@ -97,6 +97,7 @@ class SourcePublisher:
 
     def start(self) -> SourcePublisher:
         """Start the thread and return at once; call it in the main thread so that SIGTERM is seen."""
+        metrics.serve(self._worker.worker_rank)
         self._hook = ExitHook(self._farewell)
         self._thread.start()
         return self
@@ -160,8 +161,12 @@ class SourcePublisher:
             try:
                 self._register_or_beat(load, reads)
             except (DirectoryError, ConfigError) as error:
+                metrics.HEARTBEATS.add(outcome="failed")
                 self._lost(error)
                 return False
+        metrics.HEARTBEATS.add(outcome="sent")
+        metrics.SOURCE_LOAD.set(load)
+        metrics.SOURCE_READS.set(reads)
         if self._down_since is not None:
             log.info(
                 "directory is back after %.1f s; worker %s is registered", time.monotonic() - self._down_since, self.worker_id
@@ -189,6 +194,7 @@ class SourcePublisher:
         assigned = client.publish(self._identity, self._worker, self.worker_id)
         if assigned != self._mx_source_id:
             log.info("worker %s is registered with directory %s as source %s", self.worker_id, client.address, assigned)
+        metrics.HEARTBEATS.add(outcome="registered_again" if self._mx_source_id else "registered")
         self._mx_source_id = assigned
         if self._on_registered is not None:
             self._on_registered(assigned)

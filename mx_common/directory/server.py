@@ -15,15 +15,17 @@ import atexit
 import errno
 import logging
 import socket
+from collections.abc import Callable
 from typing import Any
 
 import grpc
 from google.protobuf import descriptor_pool
 
-from mx_common import envs
+from mx_common import envs, metrics
 from mx_common.directory._activity_service import ActivityService
 from mx_common.directory._aio_thread import AioThread, join, leave
 from mx_common.directory._channel import message_limits
+from mx_common.directory._counted import Counted, shown
 from mx_common.directory._refit_service import RefitService
 from mx_common.directory._service import MAX_RECORD_BYTES, DirectoryService
 from mx_common.directory.address import Address
@@ -72,6 +74,7 @@ class DirectoryServer:
         self._sweeper: asyncio.Task[None] | None = None
         self._beginning: asyncio.Task[Any] | None = None
         self._thread: AioThread | None = None
+        self._hide: Callable[[], None] = lambda: None
 
     @property
     def address(self) -> str:
@@ -98,6 +101,8 @@ class DirectoryServer:
             raise self._cannot_serve(cause or error) from cause
         self._bound = Address(self._wanted.host, port)
         atexit.register(self.stop)
+        self._hide = shown(self._store, self._versions)
+        metrics.serve()
         log.info("directory serves on %s", self._bound)
         return self
 
@@ -107,6 +112,7 @@ class DirectoryServer:
         if thread is None:
             return
         atexit.unregister(self.stop)
+        self._hide()
         leave(thread, self._end(grace), seconds=grace + START_SECONDS)
 
     def __enter__(self) -> DirectoryServer:
@@ -122,10 +128,10 @@ class DirectoryServer:
         """The port bound."""
         self._beginning = asyncio.current_task()
         server = grpc.aio.server(options=[*message_limits(), ("grpc.so_reuseport", 0)])
-        service = DirectoryService(self._store, max_record_bytes=self._max_record_bytes)
+        sources = DirectoryService(self._store, max_record_bytes=self._max_record_bytes)
         refits = RefitService(self._versions, shared=self._store.blocking)
-        served = zip(SERVICES, (service, refits, refits, ActivityService(self._store)), strict=True)
-        server.add_generic_rpc_handlers(tuple(service_handler(*one) for one in served))
+        served = zip(SERVICES, (sources, refits, refits, ActivityService(self._store)), strict=True)
+        server.add_generic_rpc_handlers(tuple(service_handler(service, Counted(calls)) for service, calls in served))
         health = _add_health_and_reflection(server)
         port = server.add_insecure_port(str(self._wanted))
         await server.start()

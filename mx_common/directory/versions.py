@@ -142,6 +142,12 @@ class VersionStore:
         with self._lock:
             return next((entry.picture() for entry in self._of(model_name) if entry.state in wanted), None)
 
+    def counts(self) -> dict[str, int]:
+        """How many versions there are, by the name of their state."""
+        with self._lock:
+            states = [entry.state for entry in list(self._entries.values()) if self._settle(entry)]
+        return {state.name: states.count(state) for state in State}
+
     def add_shard(self, shard: Shard) -> Version:
         """Take a slot's shard; the last one makes the version READY. The same shard again changes nothing, in any state."""
         with self._lock:

@@ -17,7 +17,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mx_common import floor
+from mx_common import floor, metrics
+from mx_common._spans import span
 from mx_common._timed import Stages, timed
 from mx_common.directory.activities import Activity
 from mx_common.directory.activity_reporter import Reporter
@@ -71,8 +72,29 @@ def pull(
     reporter: Reporter,
 ) -> Pulled | Failed:
     """Fill `target`'s memory from `candidate`."""
+    with span(
+        "mx.attempt", source_worker_id=candidate.worker_id, mx_source_id=candidate.mx_source_id, policy=policy
+    ) as attempt:
+        seconds = Stages()
+        outcome = _pull(candidate, target, job, client, transport, policy, log, reporter, seconds, attempt)
+        for stage, taken in seconds.items():
+            metrics.LOAD_STAGES.add(taken, stage=stage)
+        return outcome
+
+
+def _pull(
+    candidate: Candidate,
+    target: TensorTable,
+    job: Job,
+    client: DirectoryClient,
+    transport: Transport,
+    policy: str,
+    log: logging.Logger,
+    reporter: Reporter,
+    seconds: Stages,
+    attempt: span,
+) -> Pulled | Failed:
     moved = False
-    seconds = Stages()
     try:
         with reporter.doing(_activity(candidate, job), seconds) as doing:
             with _offer(candidate, job, client) as offer:
@@ -116,11 +138,20 @@ def pull(
         )
         verdict = floor.check(floor.WireTransfer("load", wire.wire_bytes, wire.wire_seconds, said), log)
     except MxError as error:
+        _say_failed(attempt, error)
         return Failed(f"{type(error).__name__}: {error}", moved)
     except Exception as error:  # whatever a peer's records and bytes provoke, they may cost this source and never the load
         log.debug("unexpected error in an attempt", exc_info=True)
+        _say_failed(attempt, error)
         return Failed(f"unexpected {type(error).__name__}: {error}", moved)
+    metrics.LOAD_ATTEMPTS.add(outcome="ok")
+    attempt.set(wire_bytes=wire.wire_bytes, transport=wire.transport, verdict=verdict.kind, verified=verified)
     return Pulled(source, wire, verified, verdict, seconds)
+
+
+def _say_failed(attempt: span, error: Exception) -> None:
+    metrics.LOAD_ATTEMPTS.add(outcome=type(error).__name__)
+    attempt.failed(error)
 
 
 @dataclass(frozen=True)

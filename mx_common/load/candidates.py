@@ -13,10 +13,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from mx_common import metrics
 from mx_common.directory.client import DirectoryClient, Listing
 from mx_common.load import lives
 from mx_common.load.engine import Job
-from mx_common.selection import Candidate, Eligibility, Selector, Target, funnel, get_selector
+from mx_common.selection import Candidate, DropReason, Eligibility, Selector, Target, funnel, get_selector
 from mx_common.wire import p2p
 
 __all__ = ["Funnel", "candidates_of", "eligibility_now", "find_sources", "funnel_of"]
@@ -31,7 +32,7 @@ class Funnel:
     model: str
     policy: str
     order: tuple[Candidate, ...]
-    dropped: tuple[tuple[Candidate, str], ...] = ()
+    dropped: tuple[tuple[Candidate, DropReason], ...] = ()
 
     def line(self) -> str:
         """Everything that decided the order, on one line; long lists are cut and counted."""
@@ -55,7 +56,9 @@ def find_sources(client: DirectoryClient, job: Job) -> Funnel:
     candidates = candidates_of(listing)
     eligibility = eligibility_now(listing, job.settings.fresh_seconds, job.accelerator)
     target = Target(job.identity.model_name, job.worker_id, job.rank)
-    return funnel_of(candidates, target, eligibility, get_selector(job.settings.selector))
+    found = funnel_of(candidates, target, eligibility, get_selector(job.settings.selector))
+    _count(found)
+    return found
 
 
 def candidates_of(listing: Listing) -> list[Candidate]:
@@ -85,6 +88,13 @@ def funnel_of(candidates: Iterable[Candidate], target: Target, eligibility: Elig
     """Drop, then order."""
     kept, dropped = funnel(candidates, target, eligibility)
     return Funnel(target.model_name, selector.name, tuple(selector.order(kept, target)), tuple(dropped))
+
+
+def _count(found: Funnel) -> None:
+    metrics.SELECTIONS.add(path="load", policy=found.policy)
+    metrics.LOAD_CANDIDATES.add(len(found.order), outcome="ordered")
+    for _, why in found.dropped:
+        metrics.LOAD_CANDIDATES.add(outcome=why.kind)
 
 
 def _load(candidate: Candidate) -> str:

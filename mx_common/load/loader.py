@@ -18,6 +18,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from mx_common import metrics
+from mx_common._spans import span
 from mx_common.directory.activity_reporter import Reporter
 from mx_common.directory.client import DirectoryClient
 from mx_common.directory.embedded import resolve
@@ -53,7 +55,21 @@ class Loaded:
 
 def load(job: Job, engine: EngineModel, log: logging.Logger) -> Loaded:
     """Load the weights of `job` into `engine`. Raises LoadFailed naming everything that was tried, in order."""
-    started = time.perf_counter()
+    metrics.serve(job.rank)
+    started, outcome = time.perf_counter(), "failed"
+    try:
+        with span(
+            "mx.load", model=job.identity.model_name, engine=job.engine, rank=job.rank, worker_id=job.worker_id
+        ) as current:
+            loaded, outcome = _load(job, engine, log, started)
+            current.set(outcome=outcome, source_worker_id=loaded.source_worker_id)
+            return loaded
+    finally:
+        metrics.LOAD_SECONDS.observe(time.perf_counter() - started, outcome=outcome)
+
+
+def _load(job: Job, engine: EngineModel, log: logging.Logger, started: float) -> tuple[Loaded, str]:
+    """What was loaded, and how that is counted."""
     reasons: list[str] = []
     spare: _Opening | None = None
     tried = False
@@ -64,7 +80,7 @@ def load(job: Job, engine: EngineModel, log: logging.Logger) -> Loaded:
         loaded, tried = _from_sources(job, engine, spare, log, reasons)
         if loaded is not None:
             _say_done(log, job, f"worker {loaded.source_worker_id}", started)
-            return loaded
+            return loaded, "source"
     if job.settings.fallback == "none":
         raise LoadFailed(
             f"{_tried(job, reasons)}; storage is not tried (MX_LOAD_FALLBACK=none). `mx explain {job.identity.model_name}` shows which "
@@ -74,13 +90,15 @@ def load(job: Job, engine: EngineModel, log: logging.Logger) -> Loaded:
     level = logging.WARNING if tried else logging.INFO
     log.log(level, "reading %s from storage: %s", job.identity.model_name, "; ".join(reasons))
     if tried:
+        metrics.EVENT_AGE.mark(event="storage_fallback")
         record_fallback(job, get_selector(job.settings.selector).name, reasons, log)
     try:
         tensors = engine.load_from_storage()
     except Exception as error:  # whatever the engine's loader raises, the user needs the whole list
         raise LoadFailed(f"{_tried(job, reasons)}; then storage: {type(error).__name__}: {error}") from error
     _say_done(log, job, "storage", started)
-    return Loaded(tensors=tensors, transport=spare.unused() if spare else None, reasons=tuple(reasons))
+    outcome = "not_shared" if job.refused else "fallback" if tried else "first"
+    return Loaded(tensors=tensors, transport=spare.unused() if spare else None, reasons=tuple(reasons)), outcome
 
 
 class _Opening:
@@ -149,6 +167,7 @@ class _Chain:
                 table, transport = self._ready_to_receive(number)
             except Exception as error:  # out of memory, say: storage may still do, and is asked with nothing left in memory
                 self.reasons.append(f"this node: {type(error).__name__}: {error}")
+                metrics.LOAD_ATTEMPTS.add(outcome="this_node")
                 self.log.warning("cannot receive weights here: %s: %s", type(error).__name__, error)
                 break
             outcome = pull(candidate, table, self.job, self.client, transport, funnel.policy, self.log, self.reporter)

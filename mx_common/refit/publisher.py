@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mx_common import envs
+from mx_common import envs, metrics
+from mx_common._spans import span
 from mx_common._timed import Stages, timed
 from mx_common.directory.embedded import resolve
 from mx_common.directory.refit_client import RefitClient
@@ -83,6 +84,7 @@ class Publisher:
         if slot not in self.slots:
             raise ConfigError(f"slot {slot!r} is not among the expected slots {', '.join(self.slots) or '(none)'}")
         self._log = log or logging.getLogger(__name__)
+        metrics.serve()
         self._client = RefitClient(resolve(server or None))
         self._opener = opener
         # unique on the network, and over restarts
@@ -105,14 +107,20 @@ class Publisher:
         While the directory is away, a publisher with `outage="warn"` returns a Published without uid instead."""
         if self._closed:
             raise ConfigError(f"the publisher of slot {self.slot} of {self.model_name} is closed; make another one")
+        outcome = "failed"
         try:
-            return self._publish(version, held)
+            with span("mx.publish", model=self.model_name, version=version, slot=self.slot):
+                published = self._publish(version, held)
+            outcome = "published"
+            return published
         except DirectoryUnavailable as error:
             if self._outage == "raise":
                 raise
             what = f"version {version} of {self.model_name}, slot {self.slot}"
             self._log.error("%s was not published, training goes on: %s", what, error)
             return Published(version, "", 0)
+        finally:
+            metrics.PUBLISHES.add(outcome=outcome)
 
     def _publish(self, version: int, held: Sequence[Held]) -> Published:
         seconds = Stages()

@@ -19,7 +19,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 
-from mx_common import envs, floor
+from mx_common import envs, floor, metrics
+from mx_common._spans import span, within
 from mx_common._timed import Stages, timed
 from mx_common.directory.activity_reporter import Reporter
 from mx_common.directory.embedded import resolve
@@ -68,6 +69,7 @@ class Receiver:
         *,
         opener: Callable[[str], Transport] = open_transport,
     ) -> None:
+        metrics.serve(job.rank)
         self.job, self.engine = job, engine
         self.broken = ""
         self._log = log or logging.getLogger(__name__)
@@ -92,6 +94,20 @@ class Receiver:
         prepared before and is not installed cannot be any more: this takes its memory.
 
         Raises RefitFailed; WeightsBroken when there was no room to prepare aside and reading failed half-way."""
+        job = self.job
+        who = {"model": job.model_name, "path": job.path, "engine": job.engine, "rank": job.rank, "worker_id": job.worker_id}
+        with span("mx.refit", **who) as current:
+            try:
+                ready = self._prepare(version, timeout)
+            except RefitFailed as failure:
+                _count_failure(job.path, failure, failure.__cause__)
+                raise
+            facts = ready.facts
+            current.set(version=facts.version, wire_bytes=facts.wire_bytes, verdict=facts.verdict, verified=facts.verified)
+            ready.place = current.place()
+            return ready
+
+    def _prepare(self, version: int | None, timeout: float | None) -> Ready:
         seconds = Stages()
         limit = envs.REFIT_WAIT_SECONDS.get() if timeout is None else timeout
         wanted = "the newest version" if version is None else f"version {version}"
@@ -208,6 +224,7 @@ class Ready:
     _receiver: Receiver = field(repr=False)
     _layout: Layout = field(repr=False)
     facts: Installed
+    place: object = field(default=None, repr=False)
 
     def install(self) -> Installed:
         """Write it, once. Raises WeightsBroken when the engine's own loader fails half-way; RefitFailed when it is installed already, or
@@ -221,7 +238,7 @@ class Ready:
             )
         receiver._prepared = None
         try:
-            with timed(done.seconds, "install"), receiver.engine.paused():
+            with within(self.place), timed(done.seconds, "install"), receiver.engine.paused():
                 try:
                     self._layout.install()
                     receiver.engine.installed(done.version)
@@ -229,11 +246,14 @@ class Ready:
                     receiver._failed(wanted, error, True)
                     raise
         except Exception as error:  # an engine's loader raises what it likes, and some of its writes are done
-            raise receiver._failed(wanted, error, True) from error
+            failure = receiver._failed(wanted, error, True)
+            _count_failure(done.path, failure, error)
+            raise failure from error
         except BaseException as error:
             receiver._failed(wanted, error, True)
             raise
         receiver.broken = ""
+        _count(done)
         if (done.derived, done.unused) != receiver._said:
             receiver._said = done.derived, done.unused
             if done.derived:
@@ -252,9 +272,26 @@ class Ready:
         return done
 
 
+def _count(done: Installed) -> None:
+    metrics.REFITS.add(path=done.path, outcome="installed")
+    metrics.REFIT_SECONDS.observe(sum(done.seconds.values()), path=done.path)
+    for stage, taken in done.seconds.items():
+        metrics.REFIT_STAGES.add(taken, path=done.path, stage=stage)
+    metrics.SERVING_VERSION.set(done.version)
+    metrics.EVENT_AGE.set(None, event="weights_broken")
+
+
+def _count_failure(path: str, failure: RefitFailed, reason: BaseException | None) -> None:
+    broken = isinstance(failure, WeightsBroken)
+    metrics.REFITS.add(path=path, outcome="broken" if broken else "failed")
+    metrics.REFIT_FAILURES.add(reason=type(reason).__name__)
+    metrics.EVENT_AGE.mark(event="weights_broken" if broken else "refit_failed")
+
+
 def _preference(offer: Offer, job: RefitJob) -> list[int]:
     """Agents in the order in which the configured selector would read from them."""
     selector = get_configured_selector()
+    metrics.SELECTIONS.add(path=job.path, policy=selector.name)
     if selector.name == "random":
         return [0] * len(offer.table.agents)  # none is better than another: equal holders share the bytes
     candidates = [Candidate(offer.uid, agent.name, job.rank, job.model_name) for agent in offer.table.agents]

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import http.server
 import json
 import os
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
-from mx_common.cli._checks import Check, engines, nics
+from mx_common.cli._checks import Check, engines, metrics_page, nics
 from mx_common.errors import ConfigError
+from tests.support.process import Process
+from tests.support.scrape import scrape
 
 
 @pytest.fixture
@@ -233,3 +237,27 @@ def test_rdma_ports_are_reported_with_their_state_and_rate(tmp_path):
 def test_a_finding_that_is_not_ok_cannot_be_made_without_a_fix():
     with pytest.raises(ConfigError, match="give a fix"):
         Check("x", "fail", "broken")
+
+
+def test_the_metrics_page_is_off_or_answers_or_is_somebody_elses(monkeypatch, free_port, tmp_path):
+    def found():
+        (check,) = metrics_page()
+        return check
+
+    monkeypatch.delenv("MX_METRICS_PORT", raising=False)
+    assert found().detail == "off; MX_METRICS_PORT turns them on"
+    variables = {"MX_METRICS_PORT": str(free_port), "MX_RUNTIME_DIR": str(tmp_path / "run")}
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert found().detail.startswith(f"nobody serves 127.0.0.1:{free_port} yet")
+    process = Process("-m", "tests.support.metrics_child", 0, env=variables)
+    try:
+        scrape(free_port)
+        assert found().detail == f"http://127.0.0.1:{free_port}/metrics answers for the processes of this host"
+    finally:
+        process.end()
+    with http.server.HTTPServer(("127.0.0.1", free_port), http.server.BaseHTTPRequestHandler) as stranger:
+        threading.Thread(target=stranger.handle_request, daemon=True).start()
+        check = found()
+    assert (check.state, "another program has it" in check.detail) == ("warn", True)
+    assert "MX_METRICS_PORT" in check.fix
