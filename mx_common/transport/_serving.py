@@ -4,8 +4,9 @@
 
 Over tcp a reader only advances when the source looks at its sockets. NIXL's own thread does that by taking a whole core for
 ever; this one looks often while somebody reads and once in three seconds otherwise. Somebody reads while `active()` says so,
-for a second after a `nudge`, and while looks go on finding work (peers that read without a lease). Invariant: it ends with
-`stop`, and no error of a look ends it before.
+for a second after a `nudge`, and while looks go on finding work (peers that read without a lease). Looks that find nothing
+meanwhile come less often: a reader on the same host needs none of them, and needs the core. Invariant: it ends with `stop`, and
+no error of a look ends it before.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ __all__ = ["Pump"]
 
 log = logging.getLogger(__name__)
 
-_BUSY_PAUSE, _IDLE_PAUSE = 100e-6, 3.0
+# between looks that find work; the most between others while somebody reads; while nobody does
+_BUSY_PAUSE, _SLACK_PAUSE, _IDLE_PAUSE = 100e-6, 2e-3, 3.0
 # What a look costs tells whether it found work. NIXL does not: a look moves at least a socket's worth of bytes or does nothing in some
 # ten microseconds of cpu time, but for the first after a pause, which finds cold caches and may take a millisecond for nothing.
 _WORK_SECONDS = 100e-6
@@ -33,20 +35,24 @@ _ENOUGH_LOOKS = (
 
 
 class Pace:
-    """Whether somebody reads, judged by the cpu time of looks. After a dear look others follow at once for a while: a short trial, then
-    stretches, each as long as one look in eight finds work."""
+    """Whether somebody reads, judged by the cpu time of looks. After a dear look others follow soon for a while: a short trial, then
+    stretches, each as long as one look in eight finds work. `pause`: seconds until the next look, if one is to follow; doubled by each look
+    that finds nothing."""
 
     def __init__(self) -> None:
+        self.pause = _BUSY_PAUSE
         self._until = 0.0
         self._looks = self._at_work = 0
 
     def expect(self, now: float) -> None:
         """Somebody said that there will be work: a stretch begins."""
+        self.pause = _BUSY_PAUSE
         self._follow(now + _STRETCH_SECONDS)
 
-    def at_once(self, used: float, now: float) -> bool:
-        """Whether the next look should follow at once, after one that ended at `now` and took `used` seconds of cpu time."""
+    def goes_on(self, used: float, now: float) -> bool:
+        """Whether the next look should follow soon, after one that ended at `now` and took `used` seconds of cpu time."""
         worked = used > _WORK_SECONDS
+        self.pause = _BUSY_PAUSE if worked else min(2 * self.pause, _SLACK_PAUSE)
         if not self._until:
             if worked:
                 self._follow(now + _TRIAL_SECONDS)
@@ -93,7 +99,7 @@ class Pump:
                 if self._nudged:
                     self._nudged = False
                     self._pace.expect(now)
-                found_work = self._pace.at_once(time.thread_time() - used, now)
+                found_work = self._pace.goes_on(time.thread_time() - used, now)
                 busy = self._active() or found_work
                 self._troubled = False
             except Exception as error:  # `active` is the caller's, and readers must go on whatever it does
@@ -103,7 +109,7 @@ class Pump:
                 self._troubled = True
             # Event.wait costs a lock and a timer a round, too much at this pace
             if busy:
-                time.sleep(_BUSY_PAUSE)
+                time.sleep(self._pace.pause)
             else:
                 self._wake.wait(_IDLE_PAUSE)
                 self._wake.clear()
