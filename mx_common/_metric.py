@@ -7,7 +7,7 @@
 
 The numbers are plain Python. `prometheus_client` keeps those of its own classes in files that an engine's processes share, if
 PROMETHEUS_MULTIPROC_DIR is set when it is first imported: ours would show up among the engine's, and an import that comes too early
-would spoil the engine's own. So it is imported here only when somebody wants to see the numbers.
+would spoil the engine's own. So it is imported only where MX_METRICS_PORT is set, when the process begins to serve.
 
 Invariant: counting never raises, and however many values a label is given, the number of series is bounded. A forked child starts at 0.
 """

@@ -4,7 +4,7 @@
     metrics.serve(rank=3)               # from now on, on MX_METRICS_PORT, if that is set
 
 The table of `docs/metrics.md` is made from this one. Names have base units. A label has a value out of a fixed set, or is a word that
-code chose (an engine); models, workers, hosts, paths and versions are never labels.
+code chose (an engine); names of models, workers, hosts and files, and versions, are never labels.
 
 Invariant: without MX_METRICS_PORT there is no thread, no socket and no file; and neither counting nor serving ever raises.
 """

@@ -88,15 +88,15 @@ class Eligibility:
 _ANY = Eligibility()
 
 
-class DropReason(str):
-    """Why a candidate may not be read from, in words for a log line; `kind` is the same in one word, for counting."""
+@dataclass(frozen=True)
+class DropReason:
+    """Why a candidate may not be read from: `words` for a log line, `kind` the same in one word, for counting."""
 
     kind: DropKind
+    words: str
 
-    def __new__(cls, kind: DropKind, words: str) -> DropReason:
-        made = super().__new__(cls, words)
-        made.kind = kind
-        return made
+    def __str__(self) -> str:
+        return self.words
 
 
 def drop_reason(candidate: Candidate, target: Target, eligibility: Eligibility = _ANY) -> DropReason | None:
@@ -270,7 +270,7 @@ def explain(
     else:
         rows = [(candidate, {}) for candidate in selector.order(kept, target)]
     placed = [_explanation(candidate, target, place=i, **parts) for i, (candidate, parts) in enumerate(rows, start=1)]
-    return placed + [_explanation(candidate, target, dropped=reason) for candidate, reason in dropped]
+    return placed + [_explanation(candidate, target, dropped=reason.words) for candidate, reason in dropped]
 
 
 def _parts(ranking: Ranking, index: int) -> dict[str, Any]:

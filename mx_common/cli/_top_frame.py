@@ -8,7 +8,8 @@ read report: a source's readers and rate come from the loads that name it, a ver
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +39,23 @@ class Snapshot:
     activities: tuple[Activity, ...] | None = ()
     versions: tuple[VersionInfo, ...] | None = ()
 
+    @functools.cached_property
+    def of_worker(self) -> Mapping[str, list[Activity]]:
+        """Loads by the worker that they read from."""
+        return _grouped((source, one) for one in self.activities or () if one.is_load for source in one.sources)
+
+    @functools.cached_property
+    def of_version(self) -> Mapping[str, list[Activity]]:
+        """Refits by the version that they go to."""
+        return _grouped((one.version_id, one) for one in self.activities or ())
+
+
+def _grouped(pairs: Iterable[tuple[str, Activity]]) -> dict[str, list[Activity]]:
+    found: dict[str, list[Activity]] = {}
+    for key, one in pairs:
+        found.setdefault(key, []).append(one)
+    return found
+
 
 @dataclass(frozen=True)
 class Traffic:
@@ -57,14 +75,14 @@ def of_source(snapshot: Snapshot, source: SourceRow) -> Traffic | None:
     """The loads that read from it; None where nobody tells."""
     if snapshot.activities is None:
         return None
-    return Traffic.of(one for one in snapshot.activities if one.is_load and source.worker_id in one.sources)
+    return Traffic.of(snapshot.of_worker.get(source.worker_id, ()))
 
 
 def of_version(snapshot: Snapshot, version: VersionInfo) -> Traffic | None:
     """The refits to it; None where nobody tells."""
     if snapshot.activities is None:
         return None
-    return Traffic.of(one for one in snapshot.activities if one.version_id == version.uid)
+    return Traffic.of(snapshot.of_version.get(version.uid, ()))
 
 
 def what(snapshot: Snapshot, model: str | None = None) -> str:
@@ -78,12 +96,14 @@ def what(snapshot: Snapshot, model: str | None = None) -> str:
 
 
 def frame(snapshot: Snapshot, width: int, room: int | None = None, *, bars: bool = True) -> RenderableType | None:
-    """Loads and refits, versions, sources, `width` characters wide and at most `room` lines high. `bars`: progress is drawn too. None when
-    there is nothing to be shown."""
+    """Loads and refits, versions, sources, `width` characters wide and at most `room` lines high; the last are left out where there is no
+    room for a line of each. `bars`: progress is drawn too. None when there is nothing to be shown."""
     drawn: list[RenderableType] = []
     if snapshot.activities is None:
         drawn.append(cell("who reads, and how far, is not known: this directory is a ModelExpress server", "yellow"))
     parts = [part for part in _parts(snapshot, bars) if part.rows]
+    while room is not None and parts and room - len(drawn) < (_FRAMING + 1) * len(parts):
+        parts.pop()
     left = None if room is None else room - len(drawn) - _FRAMING * len(parts)
     for part, share in zip(parts, shares([len(part.rows) for part in parts], left), strict=True):
         drawn += [Text(), fitted(part.columns(part.rows[:share]), width)]

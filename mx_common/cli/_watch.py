@@ -50,7 +50,7 @@ class View(Generic[T]):
         except DirectoryError as error:
             self.error, self._back_after = str(name_absence(error, self.server)), None
             return
-        now = time.time()
+        now = time.monotonic()
         self._back_after = now - self._heard if self.error and self._heard is not None else None
         self.error, self._heard = "", now
 
@@ -62,7 +62,7 @@ class View(Generic[T]):
             return f"{what} in {where}{back}"
         if self._heard is None:
             return f"waiting for {where}: {self.error}"
-        return f"{where} went away; {what} as of {span(time.time() - self._heard)} ago, and still asking: {self.error}"
+        return f"{where} went away; {what} as of {span(time.monotonic() - self._heard)} ago, and still asking: {self.error}"
 
     def document(self, **content: Any) -> dict[str, Any]:
         """For `--json`: `content` is the last known one when the directory is not reachable."""

@@ -20,6 +20,7 @@ from mx_common.cli._output import cell, line, make_console, make_table, print_js
 from mx_common.errors import ConfigError
 from mx_common.gate import Evidence, Outcome, Transfer
 from mx_common.gate.outputs import WORDS, as_json, github, junit
+from mx_common.gate.rules import NO_EVIDENCE
 from mx_common.report import page_of
 
 __all__ = ["command"]
@@ -56,7 +57,7 @@ def command(
              in half of its steps; the last third of the steps 1.2 x slower than the first
     exit 2   no record, an unknown or truncated one, a transfer without floor or unmeasured,
              a rank, step or path that is missing
-    exit 64  wrong usage
+    exit 64  wrong usage, an input that cannot be read, --html without plotly (pip install 'mx-adapters[report]')
     """
     try:
         if html_file is not None:
@@ -69,6 +70,9 @@ def command(
             html_file.write_text(page_of(evidence, outcome), encoding="utf-8")
     except (ConfigError, OSError) as error:
         raise typer.BadParameter(str(error)) from error
+    except Exception as error:  # 1 would say that the run was slow
+        line(make_console(stderr=True), f"mx: the gate cannot judge this ({error!r}), which is a fault of mx: please report it")
+        raise typer.Exit(NO_EVIDENCE) from error
     if as_document:
         print_json(as_json(outcome))
     else:

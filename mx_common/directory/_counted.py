@@ -1,9 +1,10 @@
 """Counts what a directory server answers and knows.
 
     service_handler(P2P_SERVICE, Counted(DirectoryService(store)))
-    stop = shown(store, versions)
+    known = Known(store, versions)
+    known.show()
 
-Invariant: an answer is the same, counted or not.
+Invariant: an answer is the same, counted or not; a scrape waits for no store.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from typing import Any
 
 import grpc
 
-from mx_common import metrics
+from mx_common import envs, metrics
 from mx_common.directory.records import Query
 from mx_common.directory.store import Store
 from mx_common.directory.versions import VersionStore
 from mx_common.wire import p2p
 
-__all__ = ["Counted", "shown"]
+__all__ = ["Counted", "Known"]
 
 _PREFIX = "SOURCE_STATUS_"
 # a context tells its status as a member of the enum, or as its number
@@ -55,17 +56,34 @@ class Counted:
         return answer
 
 
-def shown(store: Store, versions: VersionStore) -> Callable[[], None]:
-    """Show on the metrics page how many sources and versions there are; returns how to stop that."""
+class Known:
+    """How many sources and versions a directory knows, for the metrics page: counted when the page is asked for, but for a store that may
+    wait for the network, where it is what the last sweep saw."""
 
-    def sources() -> Mapping[str, float]:
-        found = Counter(p2p.SourceStatus.Name(record.status).removeprefix(_PREFIX) for record in store.list(Query()))
-        return {name.removeprefix(_PREFIX): found[name.removeprefix(_PREFIX)] for name in p2p.SourceStatus.keys()}  # noqa: SIM118
+    def __init__(self, store: Store, versions: VersionStore) -> None:
+        self._store, self._versions = store, versions
+        self._swept: Mapping[str, float] = {}
+        self._stops: list[Callable[[], None]] = []
 
-    stops = metrics.DIRECTORY_SOURCES.ask(sources), metrics.DIRECTORY_VERSIONS.ask(versions.counts)
+    def show(self) -> None:
+        """From now on."""
+        self._stops += [metrics.DIRECTORY_SOURCES.ask(self._sources), metrics.DIRECTORY_VERSIONS.ask(self._versions.counts)]
 
-    def stop() -> None:
-        for one in stops:
-            one()
+    def hide(self) -> None:
+        """Not any more."""
+        while self._stops:
+            self._stops.pop()()
 
-    return stop
+    def sweep(self) -> None:
+        """To be called now and then, where waiting is allowed. Raises what the store raises, and shows no sources then."""
+        self._swept = {}
+        if self._store.blocking and envs.METRICS_PORT.get():
+            self._swept = self._count()
+
+    def _sources(self) -> Mapping[str, float]:
+        return self._swept if self._store.blocking else self._count()
+
+    def _count(self) -> Mapping[str, float]:
+        names = [name.removeprefix(_PREFIX) for name in p2p.SourceStatus.keys()]  # noqa: SIM118
+        found = Counter(p2p.SourceStatus.Name(record.status).removeprefix(_PREFIX) for record in self._store.list(Query()))
+        return {name: found[name] for name in names}

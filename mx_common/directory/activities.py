@@ -112,16 +112,19 @@ class MemoryActivities:
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
+        # oldest report first
         self._until: dict[str, tuple[float, wire.Activity]] = {}
         self._lock = threading.Lock()
 
     def report(self, activity: wire.Activity) -> float:
         with self._lock:
-            if len(self._until) >= MAX_ACTIVITIES and activity.activity_id not in self._until:
-                self._forget_silent()
-            pause = pause_for(len(self._until))
-            if len(self._until) < MAX_ACTIVITIES or activity.activity_id in self._until:
-                self._until[activity.activity_id] = (self._clock() + LIVES * pause, activity)
+            known = self._until.pop(activity.activity_id, None) is not None
+            now = self._clock()
+            while self._until and next(iter(self._until.values()))[0] <= now:
+                del self._until[next(iter(self._until))]
+            pause = pause_for(len(self._until) + known)
+            if len(self._until) < MAX_ACTIVITIES:
+                self._until[activity.activity_id] = (now + LIVES * pause, activity)
             return pause
 
     def end(self, activity_id: str) -> None:
@@ -130,10 +133,7 @@ class MemoryActivities:
 
     def all(self) -> list[wire.Activity]:
         with self._lock:
-            self._forget_silent()
+            now = self._clock()
+            # not only from the oldest on: one that was told a longer pause may be before others that are silent
+            self._until = {activity_id: kept for activity_id, kept in self._until.items() if kept[0] > now}
             return [activity for _, activity in self._until.values()]
-
-    def _forget_silent(self) -> None:
-        now = self._clock()
-        for activity_id in [activity_id for activity_id, (until, _) in self._until.items() if until <= now]:
-            del self._until[activity_id]

@@ -9,6 +9,7 @@ Invariant: no call outlives its timeout (`MX_RPC_TIMEOUT` unless given), and non
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import grpc
@@ -19,7 +20,7 @@ from mx_common.directory._channel import open_channel
 from mx_common.directory._version_lease import status_of
 from mx_common.directory.activities import Activity
 from mx_common.directory.address import Address
-from mx_common.errors import DirectoryRefused
+from mx_common.errors import ConfigError, DirectoryRefused
 from mx_common.wire import activity as wire
 from mx_common.wire.rpc import ACTIVITY_SERVICE, unary_calls
 
@@ -50,9 +51,15 @@ class ActivityClient:
         self._call("ReportActivity", wire.ReportActivityRequest(activity=activity.to_proto(), ended=True))
 
     def activities(self, model_name: str | None = None) -> list[Activity] | None:
-        """Those of a model, or all."""
+        """Those of a model, or all; what another release reported and means nothing here is left out."""
         response = self._call("ListActivities", wire.ListActivitiesRequest(model_name=model_name or ""))
-        return None if response is None else [Activity.from_proto(message) for message in response.activities]
+        if response is None:
+            return None
+        found = []
+        for message in response.activities:
+            with contextlib.suppress(ConfigError):
+                found.append(Activity.from_proto(message))
+        return found
 
     def close(self) -> None:
         """Close the connection."""

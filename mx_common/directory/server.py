@@ -15,7 +15,6 @@ import atexit
 import errno
 import logging
 import socket
-from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -25,7 +24,7 @@ from mx_common import envs, metrics
 from mx_common.directory._activity_service import ActivityService
 from mx_common.directory._aio_thread import AioThread, join, leave
 from mx_common.directory._channel import message_limits
-from mx_common.directory._counted import Counted, shown
+from mx_common.directory._counted import Counted, Known
 from mx_common.directory._refit_service import RefitService
 from mx_common.directory._service import MAX_RECORD_BYTES, DirectoryService
 from mx_common.directory.address import Address
@@ -74,7 +73,7 @@ class DirectoryServer:
         self._sweeper: asyncio.Task[None] | None = None
         self._beginning: asyncio.Task[Any] | None = None
         self._thread: AioThread | None = None
-        self._hide: Callable[[], None] = lambda: None
+        self._known = Known(self._store, self._versions)
 
     @property
     def address(self) -> str:
@@ -101,7 +100,7 @@ class DirectoryServer:
             raise self._cannot_serve(cause or error) from cause
         self._bound = Address(self._wanted.host, port)
         atexit.register(self.stop)
-        self._hide = shown(self._store, self._versions)
+        self._known.show()
         metrics.serve()
         log.info("directory serves on %s", self._bound)
         return self
@@ -112,7 +111,7 @@ class DirectoryServer:
         if thread is None:
             return
         atexit.unregister(self.stop)
-        self._hide()
+        self._known.hide()
         leave(thread, self._end(grace), seconds=grace + START_SECONDS)
 
     def __enter__(self) -> DirectoryServer:
@@ -162,9 +161,9 @@ class DirectoryServer:
         self._versions.sweep()
         try:
             if self._store.blocking:
-                await asyncio.to_thread(self._store.sweep)
+                await asyncio.to_thread(self._sweep_store)
             else:
-                self._store.sweep()
+                self._sweep_store()
         except DirectoryUnavailable as error:
             if not self._store_is_lost:
                 log.warning("directory on %s has lost its store, and keeps trying: %s", self._wanted, error)
@@ -173,6 +172,10 @@ class DirectoryServer:
             if self._store_is_lost:
                 log.info("directory on %s has its store back", self._wanted)
             self._store_is_lost = False
+
+    def _sweep_store(self) -> None:
+        self._store.sweep()
+        self._known.sweep()
 
 
 def _add_health_and_reflection(server: Any) -> Any:

@@ -118,7 +118,7 @@ def _strings(text: str) -> list[str]:
         return []
     try:
         whole = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return []
     return [value for value in whole.values() if isinstance(value, str) and _MARKERS.search(value)]
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mx_common.floor import gbps
+from mx_common.source_load import as_float
 
 if TYPE_CHECKING:
     from mx_common.gate.evidence import Transfer
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 __all__ = ["Breakdown", "Link", "LinkKey", "Stages"]
 
 LOADS_KEPT = 64
+MOST = 1e18
+"""Bytes, seconds and Gbit/s above it mean nothing, and would spoil sums."""
 _STAGES = 16
 _TRAITS = ("engine", "framework", "transport", "policy")
 _TRAIT_VALUES = 8
@@ -129,7 +132,7 @@ def _count(link: Link, row: Transfer, comparable: bool, moved: float | None, sec
     link.transfers += 1
     link.wire_bytes += moved or 0.0
     rate = gbps(moved, seconds) if comparable else None
-    if rate is None:
+    if rate is None or rate > MOST:
         return
     link.timed_bytes += moved or 0.0
     link.seconds += seconds or 0.0
@@ -138,6 +141,5 @@ def _count(link: Link, row: Transfer, comparable: bool, moved: float | None, sec
 
 
 def _figure(value: object) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
-        return None
-    return float(value)
+    figure = math.nan if isinstance(value, bool) else as_float(value)
+    return figure if 0 <= figure <= MOST else None

@@ -19,6 +19,7 @@ from typing import IO, Any
 from mx_common.floor import IMPOSSIBLE_SCHEMA, INSTALLED_SCHEMA, SCHEMA, SLOW_SCHEMA
 from mx_common.gate._lines import Found, find
 from mx_common.gate.breakdown import Breakdown
+from mx_common.source_load import as_float
 
 __all__ = ["Evidence", "Transfer", "Trouble", "read"]
 
@@ -170,10 +171,10 @@ def _transfer(record: Mapping[str, Any], one: Found) -> Transfer | Trouble:
         verdict=sys.intern(str(verdict)),
         reason=str(record.get("reason") or ""),
         armed=alarm or bool(record["armed"]),
-        seconds=record.get("wire_s"),
-        gbps=record.get("implied_gbps"),
-        floor=floor if _is_number(floor) else None,
-        ceiling=float(ceiling) if _is_number(ceiling) and ceiling is not None else 0.0,
+        seconds=_number(record.get("wire_s")),
+        gbps=_number(record.get("implied_gbps")),
+        floor=_number(floor),
+        ceiling=_number(ceiling) or 0.0,
         wire_bytes=float(record.get("wire_bytes") or 0),
         file=sys.intern(one.file),
         line=one.line,
@@ -181,7 +182,11 @@ def _transfer(record: Mapping[str, Any], one: Found) -> Transfer | Trouble:
 
 
 def _is_number(value: object) -> bool:
-    return value is None or (isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value))
+    return value is None or (not isinstance(value, bool) and math.isfinite(as_float(value)))
+
+
+def _number(value: object) -> float | None:
+    return as_float(value) if value is not None and _is_number(value) else None
 
 
 def _whole(value: object) -> int | None:

@@ -1,6 +1,6 @@
 """The version that a receiver will read: chosen, leased, and its shard tables fetched and joined.
 
-    with offered(client, job, version=None, newer_than=7, timeout=60) as offer:
+    with offered(client, job, version=None, timeout=60) as offer:
         offer.table, offer.number
         offer.check()                    # raises SourceLost once the lease may have ended
 

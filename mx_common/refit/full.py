@@ -17,11 +17,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
-from mx_common import envs, floor
+from mx_common import envs, floor, metrics
 from mx_common._timed import Stages, timed
 from mx_common.directory.activity_reporter import Reporter
 from mx_common.directory.embedded import resolve
 from mx_common.directory.refit_client import RefitClient
+from mx_common.refit._counted import count_failure
 from mx_common.refit._offer import offered
 from mx_common.refit._prepared import Planner
 from mx_common.refit._read import Reader, Wire
@@ -46,11 +47,20 @@ def receive_full(
     Raises MxError: SourceLost when there is no such version, DigestMismatch when bytes differ, ConfigError for a tensor that staging cannot
     hold."""
     job = RefitJob(model_name, uuid.uuid4().hex, path="staged", server=server)
+    metrics.serve()
+    try:
+        yield from _received(job, version, device, timeout)
+    except Exception as error:
+        count_failure(job.path, error, broken=False)
+        raise
+
+
+def _received(job: RefitJob, version: int | None, device: str, timeout: float | None) -> Iterator[tuple[str, torch.Tensor]]:
     limit = envs.REFIT_WAIT_SECONDS.get() if timeout is None else timeout
     seconds = Stages()
     reader = Reader(job.worker_id, open_transport)
     with contextlib.ExitStack() as stack:
-        client = stack.enter_context(RefitClient(resolve(server or None)))
+        client = stack.enter_context(RefitClient(resolve(job.server or None)))
         stack.callback(reader.close)
         doing = stack.enter_context(Reporter(client.address).doing(job.activity(version), seconds))
         with timed(seconds, "wait"):

@@ -27,6 +27,7 @@ from mx_common.directory.embedded import resolve
 from mx_common.directory.refit_client import RefitClient
 from mx_common.errors import MxError, RefitFailed, WeightsBroken
 from mx_common.load.tensors import some_names
+from mx_common.refit._counted import count_failure, count_installed
 from mx_common.refit._landing import Layout
 from mx_common.refit._offer import Offer, offered
 from mx_common.refit._prepared import Planner
@@ -42,8 +43,9 @@ __all__ = ["Installed", "Ready", "Receiver"]
 
 @dataclass(frozen=True)
 class Installed:
-    """What an update did. `seconds` by stage: wait, plan, wire, verify, land, install. `derived`: the engine's tensors that no published
-    tensor fills; `unused`: published tensors that the engine does not have; `nonfinite`: tensors with NaN or infinity."""
+    """What an update did. `seconds` by stage: wait, plan, wire, verify, copy, check, land, install. `derived`: the
+    engine's tensors that no published tensor fills; `unused`: published tensors that the engine does not have; `nonfinite`: tensors with
+    NaN or infinity."""
 
     version: int
     uid: str
@@ -97,11 +99,7 @@ class Receiver:
         job = self.job
         who = {"model": job.model_name, "path": job.path, "engine": job.engine, "rank": job.rank, "worker_id": job.worker_id}
         with span("mx.refit", **who) as current:
-            try:
-                ready = self._prepare(version, timeout)
-            except RefitFailed as failure:
-                _count_failure(job.path, failure, failure.__cause__)
-                raise
+            ready = self._prepare(version, timeout)
             facts = ready.facts
             current.set(version=facts.version, wire_bytes=facts.wire_bytes, verdict=facts.verdict, verified=facts.verified)
             ready.place = current.place()
@@ -205,11 +203,16 @@ class Receiver:
         if not self._reader.reset():
             self._planner.forget()
         reason = f"{wanted} of {self.job.model_name} was not installed: {type(error).__name__}: {error}"
+        if writing:
+            self._mixed(reason)
+        count_failure(self.job.path, error, broken=bool(self.broken or self.engine.refused))
         if not writing:
             return RefitFailed(f"{reason}; {self._serves()}")
+        return WeightsBroken(f"{reason}; its weights are mixed, so it serves nothing until a whole version is installed")
+
+    def _mixed(self, reason: str) -> None:
         self.broken = reason
         self.engine.refuse(reason)
-        return WeightsBroken(f"{reason}; its weights are mixed, so it serves nothing until a whole version is installed")
 
     def _serves(self) -> str:
         if self.broken:
@@ -243,17 +246,15 @@ class Ready:
                     self._layout.install()
                     receiver.engine.installed(done.version)
                 except BaseException as error:  # before serving goes on
-                    receiver._failed(wanted, error, True)
+                    receiver._mixed(f"{wanted} of {receiver.job.model_name} was written half: {type(error).__name__}: {error}")
                     raise
         except Exception as error:  # an engine's loader raises what it likes, and some of its writes are done
-            failure = receiver._failed(wanted, error, True)
-            _count_failure(done.path, failure, error)
-            raise failure from error
+            raise receiver._failed(wanted, error, True) from error
         except BaseException as error:
             receiver._failed(wanted, error, True)
             raise
         receiver.broken = ""
-        _count(done)
+        count_installed(done.path, done.version, done.seconds)
         if (done.derived, done.unused) != receiver._said:
             receiver._said = done.derived, done.unused
             if done.derived:
@@ -270,22 +271,6 @@ class Ready:
         )
         record_installed(receiver.job, done.version, done.seconds, receiver._log)
         return done
-
-
-def _count(done: Installed) -> None:
-    metrics.REFITS.add(path=done.path, outcome="installed")
-    metrics.REFIT_SECONDS.observe(sum(done.seconds.values()), path=done.path)
-    for stage, taken in done.seconds.items():
-        metrics.REFIT_STAGES.add(taken, path=done.path, stage=stage)
-    metrics.SERVING_VERSION.set(done.version)
-    metrics.EVENT_AGE.set(None, event="weights_broken")
-
-
-def _count_failure(path: str, failure: RefitFailed, reason: BaseException | None) -> None:
-    broken = isinstance(failure, WeightsBroken)
-    metrics.REFITS.add(path=path, outcome="broken" if broken else "failed")
-    metrics.REFIT_FAILURES.add(reason=type(reason).__name__)
-    metrics.EVENT_AGE.mark(event="weights_broken" if broken else "refit_failed")
 
 
 def _preference(offer: Offer, job: RefitJob) -> list[int]:

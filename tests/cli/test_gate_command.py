@@ -7,6 +7,7 @@ import subprocess
 
 import pytest
 
+from mx_common.cli import gate, main
 from tests.cli.conftest import MX
 from tests.pure.test_gate import SLOW, line, run
 
@@ -80,3 +81,15 @@ def test_a_pipe_is_read_and_json_junit_and_annotations_are_written(environment, 
 def test_help_teaches_the_exit_codes(mx):
     out = mx("gate", "--help").out
     assert all(words in out for words in ("exit 1", "exit 2", "exit 64", "--expect-ranks"))
+
+
+def test_a_fault_of_the_gate_itself_is_no_evidence_and_no_regression(monkeypatch, capsys):
+    def fails(*_):
+        raise ZeroDivisionError("in a rule")
+
+    monkeypatch.setattr(gate, "judged", fails)
+    monkeypatch.setattr("sys.argv", ["mx", "gate", "run.log"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert "ZeroDivisionError('in a rule')" in " ".join(capsys.readouterr().err.split())

@@ -218,7 +218,7 @@ snapshots = st.builds(
 
 
 @settings(max_examples=60, deadline=None)
-@given(snapshots, st.integers(10, 60), st.booleans())
+@given(snapshots, st.integers(1, 60), st.booleans())
 def test_whatever_is_answered_is_drawn_within_its_lines(snapshot, room, bars):
     assert frame(snapshot, 80, room, bars=bars) is None or len(drawn(snapshot, 80, room, bars)) <= room
 

@@ -27,9 +27,10 @@ def load(**change):
 
 
 @pytest.fixture(params=["memory", "redis"])
-def activities(request, clock):
+def activities(request, clock, monkeypatch):
     if request.param == "memory":
         return MemoryActivities(clock=clock)
+    monkeypatch.setattr(redis_limits, "LIVES", 1000)  # Redis has a clock of its own
     return request.getfixturevalue("make_store")().activities
 
 
@@ -52,6 +53,27 @@ def test_what_is_silent_is_forgotten(clock):
     assert activities.all() == [LOAD, REFIT]
     clock.now += 0.2
     assert activities.all() == [REFIT]
+
+
+def test_what_ended_without_a_word_does_not_slow_down_those_that_come_later(clock, monkeypatch):
+    monkeypatch.setattr(limits, "REPORTS_PER_SECOND", 2)
+    activities = MemoryActivities(clock=clock)
+    for number in range(9):
+        activities.report(load(activity_id=f"killed-{number}"))
+    clock.now += 60
+    assert activities.report(LOAD) == 1.0, "nobody has looked since"
+
+
+def test_what_was_told_a_longer_pause_does_not_keep_others_in_view(clock, monkeypatch):
+    monkeypatch.setattr(limits, "REPORTS_PER_SECOND", 1)
+    activities = MemoryActivities(clock=clock)
+    for number in range(9):
+        longest = activities.report(load(activity_id=f"a{number}"))
+    for number in range(8):
+        activities.end(f"a{number}")
+    activities.report(LOAD)
+    clock.now += LIVES * longest - 1
+    assert [one.activity_id for one in activities.all()] == ["a8"]
 
 
 def test_what_is_silent_is_forgotten_by_redis_itself(make_store, redis_server):  # noqa: F811

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from test_directory_redis import make_store, redis_server  # noqa: F401  fixtures
 
 from mx_common import metrics
 from mx_common.directory import DirectoryClient, DirectoryServer
+from mx_common.directory._counted import Known
 from mx_common.directory.refit_client import RefitClient
+from mx_common.directory.versions import VersionStore
 from mx_common.errors import DirectoryError, DirectoryUnavailable
 from mx_common.identity import Identity
 from mx_common.wire import p2p
@@ -73,3 +76,23 @@ def test_what_a_directory_knows_is_shown_until_it_stops(server, client):
     assert versions == {"STAGING": 1, "READY": 0, "RELEASING": 0}
     server.stop()
     assert metrics.DIRECTORY_SOURCES.asked() == metrics.DIRECTORY_VERSIONS.asked() == {}
+
+
+def test_a_store_that_may_keep_one_waiting_is_counted_by_sweeps_and_never_by_a_scrape(make_store, monkeypatch):  # noqa: F811
+    store = make_store()
+    known = Known(store, VersionStore(staging_seconds=60, lease_seconds=60))
+    known.show()
+    known.sweep()
+    assert metrics.DIRECTORY_SOURCES.asked() == {}, "nobody wants to see it"
+    monkeypatch.setenv("MX_METRICS_PORT", "9400")
+    known.sweep()
+
+    def away(query):
+        raise DirectoryUnavailable("the store is away")
+
+    monkeypatch.setattr(store, "list", away)
+    assert set(metrics.DIRECTORY_SOURCES.asked().values()) == {0.0}
+    with pytest.raises(DirectoryUnavailable):
+        known.sweep()
+    assert metrics.DIRECTORY_SOURCES.asked() == {}, "what was known once is no reading"
+    known.hide()

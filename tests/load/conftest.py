@@ -7,6 +7,7 @@ import json
 import pytest
 
 from tests.support.process import Process
+from tests.support.scrape import page  # noqa: F401  a fixture
 
 
 @pytest.fixture(autouse=True)

@@ -3,26 +3,15 @@
 from __future__ import annotations
 
 import os
+import time
 
 import pytest
 
 from mx_common import metrics
 from mx_common.errors import LoadFailed
 from mx_common.load import Source, load
-from tests.support.scrape import scrape
 from tests.support.toy import ToyEngine, job, log, policy_that_prefers
 from tests.support.traces import parents, traced  # noqa: F401  a fixture
-
-
-@pytest.fixture
-def page(monkeypatch, free_port):
-    """Scrapes this process, whose numbers are all 0 before the test."""
-    monkeypatch.setenv("MX_METRICS_PORT", str(free_port))
-    monkeypatch.setenv("MX_METRICS_HOST", "127.0.0.1")
-    metrics.TABLE.clear()
-    monkeypatch.setattr(metrics, "_page", None)
-    monkeypatch.setattr(metrics, "_rank", "")
-    return lambda: scrape(free_port)
 
 
 def test_a_load_is_counted_from_its_candidates_to_its_rate(start_source, page, records, monkeypatch):
@@ -96,6 +85,7 @@ def test_a_source_counts_its_heartbeats_and_the_directory_what_it_knows_and_answ
     assert seen.value("mx_directory_requests_total", method="UpdateStatus", code="OK") >= 1
     directory.stop()
     while not seen.value("mx_heartbeats_total", outcome="failed"):
+        time.sleep(0.1)
         seen = page()
     assert seen.rows("mx_directory_sources") == []
     source.close()

@@ -31,7 +31,7 @@ def test_a_load_is_seen_to_advance_and_to_end(directory, gate):
     with Top(directory.address) as top:
         top.until(lambda frame: [one["status"] for one in frame["sources"]] == ["READY"], "the source is there")
         target.start()
-        begun = top.until(lambda frame: frame["activities"], "the load is there")
+        begun = top.until(lambda frame: [one["stage"] for one in frame["activities"]] == ["wire"], "the load is there")
         gate.open(2)
         further = top.until(lambda frame: frame["activities"][0]["bytes_done"] > 0, "bytes have arrived")
         gate.open(2)

@@ -126,6 +126,17 @@ def test_two_processes_on_one_line_are_two_records_and_one_that_was_cut_is_named
     assert [(trouble.what, trouble.line) for trouble in evidence.troubles] == [("truncated record", 2)]
 
 
+@pytest.mark.parametrize("name", ["wire_s", "wire_bytes", "implied_gbps"])
+def test_a_number_that_no_machine_can_hold_is_no_record_and_no_crash(name):
+    outcome = outcome_of([*run(), record(9, 1, **{name: 10**400})])
+    assert (outcome.code, rules_of(outcome)) == (2, ["record"])
+
+
+@pytest.mark.parametrize("name", ["floor", "ceiling"])
+def test_a_bound_that_no_machine_can_hold_is_no_bound(name):
+    assert outcome_of([record(0, 1, **{name: 10**400})]).code in (0, 2)
+
+
 def test_a_message_inside_a_json_log_line_is_read():
     text = json.dumps({"level": "info", "message": line(record(rank=5))}) + "\n"
     assert [transfer.rank for transfer in read(["-"], io.BytesIO(text.encode())).transfers] == [5]
@@ -222,3 +233,11 @@ def test_other_forms_say_the_same_and_escape_what_they_carry():
         "::error file=stdin,line=25,title=mx gate%3A slow::re%25shard rank 1 step 2: 50.0 Gbit/s is below"
     )
     assert "\n" not in annotation
+
+
+def test_a_line_that_is_nested_deeper_than_python_reads_is_no_record_and_no_crash():
+    deep = '{"a": ' + "[" * 100_000 + "]" * 100_000 + f', "message": "{MARKER} x"}}\n'
+    outcome = judge(
+        read(["-"], io.BytesIO(deep.encode() + "".join(line(one) + "\n" for one in run()).encode())), Wanted(), Limits()
+    )
+    assert outcome.code == 0

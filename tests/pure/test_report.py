@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import statistics
+from dataclasses import asdict
 
 import pytest
 from hypothesis import given
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from mx_common.floor import INSTALLED_MARKER, INSTALLED_SCHEMA, SLOW_MARKER, SLOW_SCHEMA
 from mx_common.gate import Limits, Wanted, judge, read
 from mx_common.gate.breakdown import LOADS_KEPT
-from mx_common.report import tabulate
+from mx_common.report import page_of, tabulate
 from mx_common.report.rates import MARKS, POINTS, RANKS_DRAWN, WORST
 from mx_common.report.tables import FINDINGS, LINKS, RANKS, RUNS, SOURCES, STAGE_BARS, TRANSFERS
 from tests.pure.test_gate import BYTES, CEILING, FLOOR, SLOW, line, record, run
@@ -273,7 +274,12 @@ def test_paths_with_most_transfers_out_of_bounds_come_first():
 
 
 anything = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=5),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.sampled_from([10**400, -(10**400), 1e-320, 1e308])
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=5),
     lambda inner: (
         st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["source", "wire_bytes", "wire_s", "wire"]), inner)
     ),
@@ -284,7 +290,20 @@ anything = st.recursive(
 @given(anything, anything, anything, anything)
 def test_whatever_a_record_says_of_its_peers_and_stages_the_report_is_made(peers, stages, transport, step):
     records = [record(rank, step if rank else 1, peers=peers, stages_s=stages, transport=transport) for rank in range(3)]
-    json.dumps(tabulate(evidence := evidence_of(records), judge(evidence, Wanted(), Limits())).headline, allow_nan=False)
+    json.dumps(asdict(tabulate(evidence := evidence_of(records), judge(evidence, Wanted(), Limits()))), allow_nan=False)
+
+
+@pytest.mark.parametrize("number", [10**400, 1e-320, 1e308, -(10**400)], ids=["huge", "tiny", "large", "below"])
+@pytest.mark.parametrize("where", ["wire_bytes", "wire_s"])
+def test_a_number_that_means_nothing_spoils_neither_a_sum_nor_the_page(number, where):
+    wrong = {**peer("s1", 100.0), where: number}
+    records = [
+        record(0, step, peers=[wrong, peer("s2", 100.0)], stages_s={"wire": number, "plan": 1.0}) for step in range(1, 4)
+    ]
+    evidence = evidence_of(records)
+    outcome = judge(evidence, Wanted(), Limits())
+    assert "s2" in page_of(evidence, outcome)
+    assert outcome.code == 0
 
 
 @pytest.mark.parametrize(("ranks", "steps"), [(1, 1), (60, 12), (2, 700), (RANKS + 5, 2)])

@@ -18,6 +18,7 @@ from mx_common.refit.receiver import Receiver
 from mx_common.transport.local import LocalTransport
 from tests.support.refit_hosts import being_read, child, two_hosts  # noqa: F401  fixtures
 from tests.support.refit_toy import ToyEngine, checkpoint
+from tests.support.scrape import page  # noqa: F401  a fixture
 
 MODEL = "toy/refit"
 

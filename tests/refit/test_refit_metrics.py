@@ -4,24 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from mx_common import metrics
-from mx_common.errors import RefitFailed, WeightsBroken
+from mx_common._timed import SPANS, Stages, timed
+from mx_common.errors import MxError, RefitFailed, WeightsBroken
+from mx_common.refit.full import receive_full
 from tests.support.refit_toy import ToyEngine
-from tests.support.scrape import scrape
 from tests.support.traces import parents, traced  # noqa: F401  a fixture
 
 PATHS = pytest.mark.parametrize("path", ["reshard", "staged"])
-
-
-@pytest.fixture
-def page(monkeypatch, free_port):
-    """Scrapes this process, whose numbers are all 0 before the test."""
-    monkeypatch.setenv("MX_METRICS_PORT", str(free_port))
-    monkeypatch.setenv("MX_METRICS_HOST", "127.0.0.1")
-    metrics.TABLE.clear()
-    monkeypatch.setattr(metrics, "_page", None)
-    monkeypatch.setattr(metrics, "_rank", "")
-    return lambda: scrape(free_port)
 
 
 @PATHS
@@ -70,6 +59,9 @@ def test_mixed_weights_are_shown_until_a_whole_version_is_installed(page, traine
     seen = page()
     assert seen.value("mx_refits_total", path="staged", outcome="broken") == 1
     assert [row["event"] for row, _ in seen.rows("mx_event_age_seconds")] == ["weights_broken"]
+    with pytest.raises(RefitFailed):
+        receiver.prepare(9, timeout=0.2)
+    assert page().value("mx_refits_total", path="staged", outcome="broken") == 2, "the version before it does not serve either"
     engine.lost = ""
     receiver.update()
     assert page().rows("mx_event_age_seconds") == []
@@ -128,3 +120,19 @@ def test_a_provider_that_fails_and_one_that_is_not_there_cost_nothing(trainer, r
     assert receive()[1].update().version == 1
     monkeypatch.setattr(_spans, "_api", lambda: None)
     assert receive()[1].update().version == 1
+
+
+def test_full_tensors_that_do_not_come_are_counted_too(page, trainer):
+    trainer(1).publish(1)
+    with pytest.raises(MxError):
+        list(receive_full("toy/refit", version=3, timeout=0.2))
+    assert page().value("mx_refits_total", path="staged", outcome="failed") == 1
+
+
+def test_a_stage_that_comes_again_and_again_leaves_a_few_spans(traced):  # noqa: F811
+    seconds = Stages()
+    for _ in range(3 * SPANS):
+        with timed(seconds, "wire"):
+            pass
+    assert [s.name for s in traced()] == SPANS * ["mx.wire"]
+    assert seconds.times["wire"] == 3 * SPANS

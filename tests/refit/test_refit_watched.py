@@ -47,11 +47,12 @@ def test_a_refit_that_fails_is_not_seen_any_more(directory, trainer, receive):
 
     def refit():
         try:
-            receiver.update(1, timeout=3)
+            receiver.update(1, timeout=6)
         except Exception as error:
             failed.append(error)
 
     with Top(directory.address) as top:
+        top.until(lambda frame: frame["reachable"], "it looks")
         thread = threading.Thread(target=refit)
         thread.start()
         top.until(lambda frame: frame["activities"], "the receiver waits")

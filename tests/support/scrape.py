@@ -9,7 +9,10 @@ from __future__ import annotations
 import time
 import urllib.request
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
+
+from mx_common import metrics
 
 WAIT_SECONDS = 30
 
@@ -57,3 +60,14 @@ def scrape(port, until=lambda page: True):
                 return page
         time.sleep(0.05)
     raise AssertionError(f"the page is not as wanted: {None if page is None else page.processes()}")
+
+
+@pytest.fixture
+def page(monkeypatch, free_port):
+    """Scrapes this process, whose numbers are all 0 before the test."""
+    monkeypatch.setenv("MX_METRICS_PORT", str(free_port))
+    monkeypatch.setenv("MX_METRICS_HOST", "127.0.0.1")
+    metrics.TABLE.clear()
+    monkeypatch.setattr(metrics, "_page", None)
+    monkeypatch.setattr(metrics, "_rank", "")
+    return lambda: scrape(free_port)
