@@ -52,7 +52,7 @@ class Rules:
     def wanted(self) -> Wanted:
         """Raises ConfigError for what is no number."""
         steps = _numbers(self.expect_steps, "--expect-steps")
-        count = int(self.expect_steps) if self.expect_steps is not None and self.expect_steps.strip().isdigit() else None
+        count = int(self.expect_steps) if self.expect_steps is not None and self.expect_steps.strip().isdecimal() else None
         names = None if self.expect_paths is None else self.expect_paths.split(",")
         return Wanted(
             ranks=_ranks(self.expect_ranks),
@@ -70,7 +70,7 @@ def judged(inputs: Sequence[str], rules: Rules) -> tuple[Evidence, Outcome]:
 
 
 def _ranks(text: str | None) -> frozenset[int] | None:
-    if text is not None and text.strip().isdigit():
+    if text is not None and text.strip().isdecimal():
         return frozenset(range(min(int(text), _MOST)))
     return _numbers(text, "--expect-ranks")
 

@@ -5,7 +5,10 @@ Invariant: exit 0 only for evidence that is whole; 1 regression, 2 no evidence, 
 
 from __future__ import annotations
 
+import os
+import secrets
 import statistics
+import sys
 from collections import defaultdict
 from pathlib import Path
 
@@ -73,16 +76,33 @@ def command(
     except Exception as error:  # 1 would say that the run was slow
         line(make_console(stderr=True), f"mx: the gate cannot judge this ({error!r}), which is a fault of mx: please report it")
         raise typer.Exit(NO_EVIDENCE) from error
-    if as_document:
-        print_json(as_json(outcome))
-    else:
-        _print(make_console(), evidence, outcome)
-    for annotation in github(outcome) if annotate else ():
-        typer.echo(annotation)
+    try:
+        if as_document:
+            print_json(as_json(outcome))
+        else:
+            _print(make_console(), evidence, outcome, quoted=annotate)
+        for annotation in github(outcome) if annotate else ():
+            typer.echo(annotation, err=as_document)  # a job reads both streams, and stdout holds one document
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever reads has seen enough; the verdict is the same
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        line(make_console(stderr=True), f"mx: the verdict ({WORDS[outcome.code]}) cannot be printed: {error}")
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     raise typer.Exit(outcome.code)
 
 
-def _print(console: Console, evidence: Evidence, outcome: Outcome) -> None:
+def _print(console: Console, evidence: Evidence, outcome: Outcome, *, quoted: bool) -> None:
+    """`quoted`: what records say is not taken for a command by a GitHub job."""
+    token = secrets.token_hex(16)
+    if quoted:
+        typer.echo(f"::stop-commands::{token}")
+    _print_verdict(console, evidence, outcome)
+    if quoted:
+        typer.echo(f"::{token}::")
+
+
+def _print_verdict(console: Console, evidence: Evidence, outcome: Outcome) -> None:
     if outcome.findings:
         table = make_table(console, "rule", "finding", "where", whole=("rule",))
         for finding in outcome.findings[:_SHOWN]:

@@ -24,13 +24,16 @@ from mx_common.source_load import as_float
 __all__ = ["Evidence", "Transfer", "Trouble", "read"]
 
 _VERDICTS = frozenset({"ok", "slow", "impossible", "unmeasured"})
+STEPLESS = "load"
+"""A replica loads once: its records have step 0, and belong to no step of a run."""
+_ROUNDED = 0.1  # records have rates with one decimal
 _ALARMS = {SLOW_SCHEMA: "slow", IMPOSSIBLE_SCHEMA: "impossible"}
 
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """One record. `rank` and `step` are None when it names none. Rates and bounds are Gbit/s; a `floor` of None was wanted and not
-    known."""
+    """One record. `rank` and `step` are None when it names none, and `step` of a load. Rates and bounds are Gbit/s; a `floor` of None was
+    wanted and not known."""
 
     path: str
     model: str
@@ -142,51 +145,73 @@ def _identity(row: Transfer) -> tuple[Any, ...]:
 
 def _transfer(record: Mapping[str, Any], one: Found) -> Transfer | Trouble:
     schema = record.get("schema")
-    if schema != SCHEMA and schema not in _ALARMS:
+    if not isinstance(schema, str) or (schema != SCHEMA and schema not in _ALARMS):
         return Trouble(f"unknown schema {schema!r}" if schema else "truncated record", one.file, one.line)
     alarm = schema in _ALARMS
-    verdict = _ALARMS[str(schema)] if alarm else record.get("verdict")
+    verdict = _ALARMS[schema] if alarm else record.get("verdict")
+    path = record.get("path") if not alarm else record.get("path") or "unknown"
     wrong = [
         name
         for name, holds in (
-            ("path", alarm or isinstance(record.get("path"), str)),
-            ("verdict", verdict in _VERDICTS),
+            ("path", isinstance(path, str) and path != ""),
+            ("verdict", isinstance(verdict, str) and verdict in _VERDICTS),
             ("armed", alarm or isinstance(record.get("armed"), bool)),
-            ("wire_s", _is_number(record.get("wire_s"))),
-            ("implied_gbps", _is_number(record.get("implied_gbps"))),
-            ("wire_bytes", _is_number(record.get("wire_bytes"))),
+            *((name, _is_whole(record.get(name))) for name in ("rank", "step")),
+            *((name, _is_figure(record.get(name))) for name in ("wire_s", "implied_gbps", "wire_bytes")),
         )
         if not holds
     ]
     if wrong:
         return Trouble(f"a record without a valid {', '.join(wrong)}", one.file, one.line)
-    floor = record.get("floor_gbps" if alarm else "floor")
-    ceiling = record.get("ceiling_gbps" if alarm else "ceiling")
-    return Transfer(
-        path=str(record.get("path") or "unknown"),
+    row = Transfer(
+        path=str(path),
         model=sys.intern(str(record.get("model") or "")),
-        rank=_whole(record.get("rank")),
-        step=_whole(record.get("step")),
+        rank=record.get("rank"),
+        step=None if path == STEPLESS else record.get("step"),
         host=sys.intern(str(record.get("host") or "")),
         verdict=sys.intern(str(verdict)),
         reason=str(record.get("reason") or ""),
         armed=alarm or bool(record["armed"]),
         seconds=_number(record.get("wire_s")),
         gbps=_number(record.get("implied_gbps")),
-        floor=_number(floor),
-        ceiling=_number(ceiling) or 0.0,
-        wire_bytes=float(record.get("wire_bytes") or 0),
+        floor=_number(record.get("floor_gbps" if alarm else "floor")),
+        ceiling=_number(record.get("ceiling_gbps" if alarm else "ceiling")) or 0.0,
+        wire_bytes=_number(record.get("wire_bytes")) or 0.0,
         file=sys.intern(one.file),
         line=one.line,
     )
+    contradiction = "" if alarm else _contradiction(row)
+    return Trouble(f"a record that contradicts itself: {contradiction}", one.file, one.line) if contradiction else row
 
 
-def _is_number(value: object) -> bool:
-    return value is None or (not isinstance(value, bool) and math.isfinite(as_float(value)))
+def _contradiction(row: Transfer) -> str:
+    """What of its own figures its verdict does not follow from; "" when it does."""
+    floor, rate = row.floor or 0.0, row.gbps
+    if row.armed and floor <= 0:
+        return "a floor is in force, and none is given"
+    if row.verdict == "unmeasured":
+        return ""
+    if rate is None or row.seconds is None or row.wire_bytes <= 0:
+        return f"{row.verdict} without bytes, seconds or a rate"
+    if row.verdict == "slow" and (not row.armed or rate > floor + _ROUNDED):
+        return f"slow at {rate:g} Gbit/s, with a floor of {floor:g}"
+    if row.verdict == "ok" and row.armed and rate < floor - _ROUNDED:
+        return f"ok at {rate:g} Gbit/s, with a floor of {floor:g}"
+    if row.verdict == "ok" and 0 < row.ceiling < rate - _ROUNDED:
+        return f"ok at {rate:g} Gbit/s, with a ceiling of {row.ceiling:g}"
+    return ""
+
+
+def _is_figure(value: object) -> bool:
+    return value is None or (not isinstance(value, bool) and 0 <= as_float(value) < math.inf)
+
+
+def _is_whole(value: object) -> bool:
+    return value is None or (isinstance(value, int) and not isinstance(value, bool))
 
 
 def _number(value: object) -> float | None:
-    return as_float(value) if value is not None and _is_number(value) else None
+    return as_float(value) if value is not None and not isinstance(value, bool) and math.isfinite(as_float(value)) else None
 
 
 def _whole(value: object) -> int | None:

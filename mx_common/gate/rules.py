@@ -10,13 +10,13 @@ run itself. Invariant: a function of its arguments; every rule that fails the ru
 from __future__ import annotations
 
 import statistics
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from mx_common.errors import ConfigError
-from mx_common.gate.evidence import Evidence, Transfer
+from mx_common.gate.evidence import STEPLESS, Evidence, Transfer
 from mx_common.load.tensors import some_names
 
 __all__ = ["Finding", "Limits", "Outcome", "Wanted", "judge"]
@@ -28,13 +28,21 @@ _NAMED = 8
 
 @dataclass(frozen=True)
 class Wanted:
-    """Evidence that has to be there: ranks in every step of every path, steps of every path or so many of them, paths. None: whatever
-    there is."""
+    """Evidence that has to be there: paths; of each model on them (on every path, when none is named) steps, or so many of them, and
+    ranks in each step. None: whatever there is. Raises ConfigError for evidence that asks for nothing."""
 
     ranks: frozenset[int] | None = None
     steps: frozenset[int] | None = None
     step_count: int | None = None
     paths: frozenset[str] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("ranks", "steps", "step_count", "paths"):
+            value = getattr(self, name)
+            if value is not None and not value:
+                raise ConfigError(
+                    f"expected {name}: nothing is expected, so nothing could be missing; leave it out, or name what has to be there"
+                )
 
 
 @dataclass(frozen=True)
@@ -96,13 +104,16 @@ def judge(evidence: Evidence, wanted: Wanted, limits: Limits) -> Outcome:
         *_drift(judged),
         *(Finding("record", "no evidence", trouble.what, trouble.file, trouble.line) for trouble in evidence.troubles),
         *_unmeasured(transfers, limits.allow_unmeasured),
-        *_unarmed(transfers),
+        *_unarmed(transfers, limits.allow_unmeasured),
         *_missing(transfers, wanted),
     ]
     if not transfers:
         findings.append(Finding("empty", "no evidence", "no record of a transfer was found"))
-    elif not judged and not findings:
-        findings.append(Finding("empty", "no evidence", f"every step was dropped as warm-up ({limits.warmup})"))
+    elif all(row.verdict == "unmeasured" for row in transfers) and limits.allow_unmeasured:
+        findings.append(Finding("empty", "no evidence", "no transfer was measured"))
+    for path, model in sorted({(row.path, row.model) for row in transfers} - {(row.path, row.model) for row in judged}):
+        text = f"{path} of {model or 'the model'}: every step was dropped as warm-up ({limits.warmup})"
+        findings.append(Finding("empty", "no evidence", text))
     counts: dict[str, int] = defaultdict(int)
     for row in transfers:
         counts[row.verdict] += 1
@@ -138,7 +149,7 @@ def _stragglers(transfers: Iterable[Transfer]) -> Iterator[Finding]:
     """A rank under half its cohort's median in half of its steps. A cohort: one path, model and step."""
     cohorts: dict[tuple[str, str, int | None], list[Transfer]] = defaultdict(list)
     for row in transfers:
-        if row.gbps is not None and row.rank is not None and row.verdict != "unmeasured":
+        if row.gbps is not None and row.rank is not None and row.verdict in ("ok", "slow"):
             cohorts[row.path, row.model, row.step].append(row)
     steps: dict[tuple[str, str, int, str], list[tuple[Transfer, float]]] = defaultdict(list)
     for rows in cohorts.values():
@@ -162,7 +173,7 @@ def _drift(transfers: Iterable[Transfer]) -> Iterator[Finding]:
     """The last third of the steps against the first third."""
     runs: dict[tuple[str, str], dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     for row in transfers:
-        if row.step is not None and row.seconds is not None and row.verdict != "unmeasured":
+        if row.step is not None and row.seconds is not None and row.verdict in ("ok", "slow"):
             runs[row.path, row.model][row.step].append(row.seconds)
     for (path, model), steps in runs.items():
         means = [statistics.fmean(steps[step]) for step in sorted(steps)]
@@ -170,46 +181,50 @@ def _drift(transfers: Iterable[Transfer]) -> Iterator[Finding]:
         if not third:
             continue
         first, last = statistics.fmean(means[:third]), statistics.fmean(means[-third:])
-        if last > DRIFT * first:
+        if 0 < first < last / DRIFT:
             text = f"{path} of {model or 'the model'}: the last third of {len(means)} steps took {last / first:.2f} x the first third"
             yield Finding("drift", "regression", f"{text} ({last:.3f} s against {first:.3f} s)")
 
 
+def _accepted(row: Transfer, allowed: bool) -> bool:
+    return allowed and row.reason == "below_min_bytes"
+
+
 def _unmeasured(transfers: Iterable[Transfer], allowed: bool) -> Iterator[Finding]:
     for row in transfers:
-        if row.verdict == "unmeasured" and not (allowed and row.reason == "below_min_bytes"):
+        if row.verdict == "unmeasured" and not _accepted(row, allowed):
             yield Finding(
                 "unmeasured", "no evidence", f"{row.name}: unmeasured, {row.reason or 'no reason given'}", row.file, row.line
             )
 
 
-def _unarmed(transfers: Iterable[Transfer]) -> Iterator[Finding]:
-    bare = [row for row in transfers if not row.armed and row.verdict != "unmeasured"]
+def _unarmed(transfers: Iterable[Transfer], allowed: bool) -> Iterator[Finding]:
+    bare = [row for row in transfers if not row.armed and (row.verdict != "unmeasured" or _accepted(row, allowed))]
     if bare:
         first = bare[0]
         text = f"{len(bare)} transfers were held against no floor: set MX_RESHARD_MIN_GBPS where they run"
         yield Finding("floor", "no evidence", text, first.file, first.line)
 
 
-def _missing(transfers: Iterable[Transfer], wanted: Wanted) -> Iterator[Finding]:
-    ranks: dict[tuple[str, int | None], set[int]] = defaultdict(set)
-    steps: dict[str, set[int]] = defaultdict(set)
-    for row in transfers:
-        steps[row.path] |= set() if row.step is None else {row.step}
-        ranks[row.path, row.step] |= set() if row.rank is None else {row.rank}
-    for path in sorted((wanted.paths or frozenset()) - steps.keys()):
+def _missing(transfers: Sequence[Transfer], wanted: Wanted) -> Iterator[Finding]:
+    """Of each model of each path that is wanted (of all paths, when none is named). Loads belong to no step."""
+    for path in sorted((wanted.paths or frozenset()) - {row.path for row in transfers}):
         yield Finding("missing", "no evidence", f"no transfer on path {path}")
-    for path, found in sorted(steps.items()):
-        if wanted.step_count is not None and len(found) < wanted.step_count:
-            yield Finding("missing", "no evidence", f"{path}: {len(found)} steps, not {wanted.step_count}")
-        if lacking := (wanted.steps or frozenset()) - found:
-            yield Finding("missing", "no evidence", f"{path}: no transfer in {_listed('step', lacking)}")
-    if wanted.ranks is not None:
-        for (path, step), present in sorted(
-            ranks.items(), key=lambda item: (item[0][0], item[0][1] is not None, item[0][1] or 0)
-        ):
-            if lacking := wanted.ranks - present:
-                where = path if step is None else f"{path} step {step}"
+    runs: dict[tuple[str, str], dict[int | None, set[int]]] = defaultdict(lambda: defaultdict(set))
+    for row in transfers:
+        if wanted.paths is None or row.path in wanted.paths:
+            runs[row.path, row.model][row.step] |= set() if row.rank is None else {row.rank}
+    models = Counter(path for path, _ in runs)
+    for (path, model), ranks in sorted(runs.items()):
+        name = f"{path} of {model or 'no model'}" if models[path] > 1 else path
+        found = ranks.keys() - {None}
+        if path != STEPLESS and wanted.step_count is not None and len(found) < wanted.step_count:
+            yield Finding("missing", "no evidence", f"{name}: {len(found)} steps, not {wanted.step_count}")
+        if path != STEPLESS and (lacking := (wanted.steps or frozenset()) - found):
+            yield Finding("missing", "no evidence", f"{name}: no transfer in {_listed('step', lacking)}")
+        for step, present in sorted(ranks.items(), key=lambda item: (item[0] is not None, item[0] or 0)):
+            if lacking := (wanted.ranks or frozenset()) - present:
+                where = name if step is None else f"{name} step {step}"
                 yield Finding("missing", "no evidence", f"{where}: no transfer of {_listed('rank', lacking)}")
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import subprocess
 
 import pytest
 
 from mx_common.cli import gate, main
 from tests.cli.conftest import MX
-from tests.pure.test_gate import SLOW, line, run
+from tests.pure.test_gate import SLOW, line, record, run
 
 
 @pytest.fixture
@@ -57,6 +59,10 @@ def test_no_evidence_is_exit_2_and_a_regression_wins_over_it(mx, log):
         (("-", "--max-slow-share", "2"), "max_slow_share=2"),
         (("-", "--expect-ranks", "a-b"), "--expect-ranks 'a-b'"),
         (("-", "--expect-steps", "9-1"), "--expect-steps '9-1'"),
+        (("-", "--expect-steps", "0"), "nothing is expected"),
+        (("-", "--expect-ranks", "0"), "nothing is expected"),
+        (("-", "--expect-ranks", "²"), "--expect-ranks '²'"),
+        (("-", "--expect-paths", ","), "nothing is expected"),
         (("-", "--no-such-option"), "No such option"),
         (("-", "--junit", "/no/such/folder/gate.xml"), "/no/such/folder/gate.xml"),
     ],
@@ -72,9 +78,8 @@ def test_a_pipe_is_read_and_json_junit_and_annotations_are_written(environment, 
     command = [MX, "gate", "-", "--json", "--junit", str(tmp_path / "gate.xml"), "--github"]
     done = subprocess.run(command, input=text, env=environment, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 1
-    document, annotation = done.stdout.rsplit("\n::error ", 1)
-    assert json.loads(document)["verdict"] == "regression"
-    assert annotation.startswith("file=stdin,line=6,title=mx gate%3A slow::reshard rank 1 step 2: 50.0 Gbit/s")
+    assert json.loads(done.stdout)["verdict"] == "regression"
+    assert done.stderr.startswith("::error file=stdin,line=6,title=mx gate%3A slow::reshard rank 1 step 2: 50.0 Gbit/s")
     assert 'failures="1"' in (tmp_path / "gate.xml").read_text()
 
 
@@ -93,3 +98,22 @@ def test_a_fault_of_the_gate_itself_is_no_evidence_and_no_regression(monkeypatch
         main()
     assert ended.value.code == 2
     assert "ZeroDivisionError('in a rule')" in " ".join(capsys.readouterr().err.split())
+
+
+def test_what_a_record_says_is_no_command_of_a_github_job(mx, tmp_path):
+    (tmp_path / "run.log").write_text(line(record(path="::error::pwn")) + "\n")
+    out = mx("gate", str(tmp_path / "run.log"), "--github").out
+    token = re.match(r"::stop-commands::(\w+)\n", out)[1]
+    assert out.index("::error::pwn") < out.index(f"\n::{token}::\n")
+
+
+@pytest.mark.parametrize(("records", "code"), [(run(), 0), (run(of={(1, 2): SLOW}), 1)])
+def test_the_exit_code_is_the_verdict_whoever_reads_the_output(environment, tmp_path, records, code):
+    (tmp_path / "run.log").write_text("".join(line(one) + "\n" for one in records))
+    for target in ("/dev/full", "pipe"):
+        reads, writes = os.pipe()
+        os.close(reads)
+        out = open(target, "wb") if target != "pipe" else os.fdopen(writes, "wb")  # noqa: SIM115
+        command = [MX, "gate", str(tmp_path / "run.log")]
+        done = subprocess.run(command, stdout=out, stderr=subprocess.PIPE, env=environment, check=False, timeout=120)
+        assert done.returncode == code, (target, done.stderr)

@@ -49,8 +49,8 @@ def rules_of(outcome):
 SLOW = {"verdict": "slow", "gbps": 50.0}
 UNMEASURED = {"verdict": "unmeasured", "reason": "below_min_bytes", "wire_bytes": 1000}
 NO_LINK = {"verdict": "unmeasured", "reason": "no_link_rate", "floor": None, "armed": False}
-HALF = {(2, step): {"gbps": 90.0} for step in (1, 2, 3)}
-FEWER = {(2, step): {"gbps": 90.0} for step in (1, 2)}
+HALF = {(2, step): {"gbps": 90.0, "floor": 80.0} for step in (1, 2, 3)}
+FEWER = {(2, step): {"gbps": 90.0, "floor": 80.0} for step in (1, 2)}
 LATER = {(rank, step): {"gbps": 160.0} for rank in range(4) for step in (5, 6)}
 LITTLE = {(rank, step): {"gbps": 170.0} for rank in range(4) for step in (5, 6)}
 WARM = {(rank, 1): SLOW for rank in range(4)}
@@ -132,9 +132,69 @@ def test_a_number_that_no_machine_can_hold_is_no_record_and_no_crash(name):
     assert (outcome.code, rules_of(outcome)) == (2, ["record"])
 
 
-@pytest.mark.parametrize("name", ["floor", "ceiling"])
-def test_a_bound_that_no_machine_can_hold_is_no_bound(name):
-    assert outcome_of([record(0, 1, **{name: 10**400})]).code in (0, 2)
+@pytest.mark.parametrize(("name", "code"), [("floor", 2), ("ceiling", 0)])
+def test_a_bound_that_no_machine_can_hold_is_no_bound(name, code):
+    assert outcome_of([record(0, 1, **{name: 10**400})]).code == code
+
+
+@pytest.mark.parametrize(
+    ("said", "what"),
+    [
+        ({"implied_gbps": None}, "ok without bytes, seconds or a rate"),
+        ({"wire_s": None}, "ok without bytes, seconds or a rate"),
+        ({"wire_bytes": 0}, "ok without bytes, seconds or a rate"),
+        ({"implied_gbps": 9999.0}, "ok at 9999 Gbit/s, with a ceiling of 800"),
+        ({"implied_gbps": 50.0}, "ok at 50 Gbit/s, with a floor of 100"),
+        ({"verdict": "slow"}, "slow at 200 Gbit/s, with a floor of 100"),
+        ({"verdict": "slow", "implied_gbps": 50.0, "armed": False}, "slow at 50 Gbit/s, with a floor of 100"),
+        ({"floor": 0.0}, "a floor is in force, and none is given"),
+        ({"floor": None}, "a floor is in force, and none is given"),
+    ],
+)
+def test_a_verdict_that_does_not_follow_from_its_own_figures_is_no_evidence(said, what):
+    outcome = outcome_of([*run(), record(9, 1, **said)])
+    assert outcome.code == 2
+    assert [finding.text for finding in outcome.findings] == [f"a record that contradicts itself: {what}"]
+
+
+@pytest.mark.parametrize("rate", [99.95, 100.0, 800.04])
+def test_a_rate_that_was_rounded_contradicts_nothing(rate):
+    assert outcome_of([record(gbps=rate)]).code == 0
+
+
+LOADS = [record(rank, 0, path="load") for rank in range(4)]
+SLOW_LOADS = [record(rank, 0, path="load", **SLOW) for rank in range(4)]
+OTHER = [record(0, step, model="b") for step in range(1, 7)]
+EVERY = Wanted(ranks=frozenset(range(4)), step_count=6)
+
+
+@pytest.mark.parametrize(
+    ("records", "wanted", "limits", "code"),
+    [
+        pytest.param([*run(), *LOADS], EVERY, Limits(), 0, id="loads belong to no step, so they lack none"),
+        pytest.param([*run(), *LOADS], EVERY, Limits(warmup=1), 0, id="and are never warm-up"),
+        pytest.param([*run(), *SLOW_LOADS], EVERY, Limits(warmup=1), 1, id="slow loads fail with any warm-up"),
+        pytest.param([*run(), *LOADS[1:]], EVERY, Limits(), 2, id="a rank that did not load is missing"),
+        pytest.param([*run(), *LOADS[1:]], Wanted(EVERY.ranks, paths=frozenset({"reshard"})), Limits(), 0,
+                     id="unless loads are not expected"),
+        pytest.param([*run(), *OTHER], EVERY, Limits(), 2, id="one model does not hide what another lacks"),
+        pytest.param([*run(steps=2), *LOADS], Wanted(), Limits(warmup=2), 2, id="a path that is all warm-up is no evidence"),
+        pytest.param([record(**UNMEASURED)], Wanted(), Limits(allow_unmeasured=True), 2, id="nothing measured is no evidence"),
+        pytest.param([*run(), record(9, 1, **UNMEASURED, armed=False, floor=0.0)], Wanted(), Limits(allow_unmeasured=True), 2,
+                     id="a small one without a floor is none either"),
+        pytest.param(run(of={(rank, step): {"wire_s": 0.0} for rank in range(4) for step in (1, 2)}), Wanted(), Limits(), 0,
+                     id="no time at all is nothing to compare with"),
+    ],
+)  # fmt: skip
+def test_loads_models_and_small_transfers_are_judged_as_what_they_are(records, wanted, limits, code):
+    outcome = outcome_of(records, wanted, limits)
+    assert outcome.code == code, outcome.findings
+
+
+@pytest.mark.parametrize("wanted", [{"ranks": frozenset()}, {"steps": frozenset()}, {"step_count": 0}, {"paths": frozenset()}])
+def test_an_expectation_of_nothing_is_refused(wanted):
+    with pytest.raises(ConfigError, match="nothing is expected"):
+        Wanted(**wanted)
 
 
 def test_a_message_inside_a_json_log_line_is_read():
@@ -158,6 +218,12 @@ def test_text_that_only_speaks_of_records_is_none():
         (line(record(verdict="fine")), "a record without a valid verdict"),
         (line(record(wire_s="soon")), "a record without a valid wire_s"),
         (line({"schema": SCHEMA}), "a record without a valid path, verdict, armed"),
+        (line(record(schema={})), "truncated record"),
+        (line(record(schema=["x"])), "unknown schema ['x']"),
+        (line(record(verdict=[])), "a record without a valid verdict"),
+        (line(record(rank="3", step="4")), "a record without a valid rank, step"),
+        (line(record(path="")), "a record without a valid path"),
+        (line(record(wire_s=-1, implied_gbps=-5)), "a record without a valid wire_s, implied_gbps"),
     ],
 )
 def test_a_record_that_is_truncated_or_foreign_is_named_with_file_and_line(text, what, tmp_path):

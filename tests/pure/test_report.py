@@ -89,7 +89,9 @@ def test_every_rank_has_its_line_against_floor_and_ceiling_and_what_is_out_of_bo
 
 
 def test_without_floor_or_ceiling_there_is_none_to_draw_and_floors_that_differ_are_said():
-    (bare,) = report_of(run(of={(r, s): {"floor": 0.0, "ceiling": 0.0} for r in range(4) for s in range(1, 7)})).runs
+    (bare,) = report_of(
+        run(of={(r, s): {"floor": 0.0, "armed": False, "ceiling": 0.0} for r in range(4) for s in range(1, 7)})
+    ).runs
     assert (set(bare.rates.floor), set(bare.rates.ceiling), bare.floor) == ({None}, {None}, "none")
     (mixed,) = report_of(run(of={(0, 2): {"floor": 120.0, "ceiling": 700.0}})).runs
     assert mixed.rates.floor[:3] == (100.0, 120.0, 100.0)
@@ -239,7 +241,7 @@ def test_the_rate_of_a_link_is_all_its_bytes_over_all_its_seconds_and_its_lowest
         ({"verdict": "impossible", "gbps": 900.0}, 0, 0),
         ({"verdict": "unmeasured", "reason": "below_min_bytes"}, 0, 1),
         ({"verdict": "unmeasured", "reason": "no_link_rate"}, 1, 1),
-        ({"verdict": "slow"}, 1, 1),
+        ({"verdict": "slow", "gbps": 50.0}, 1, 1),
     ],
 )
 def test_what_moved_nothing_has_no_bytes_and_what_was_too_small_has_no_rate(changed, links, sent):
