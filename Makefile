@@ -76,21 +76,20 @@ demo-refit: $(READY)
 	$(BIN)/python -m examples.refit
 
 # Several processes: the transport's library and the engines' stay out of each other's way. Those of the two engines, which wait for
-# processes most of the time, run side by side; a floor is only held against a link that nobody else slows.
+# processes most of the time, run side by side.
 test: chromium $(READY) $(READY_SGLANG)
 	$(BIN)/python -m pytest tests/pure tests/wire tests/directory tests/cli tests/report tests/patches tests/test_repository.py tests/test_docs.py
 	$(BIN)/python -m pytest tests/load
 	$(BIN)/python -m pytest tests/refit
 	$(BIN)/python -m pytest tests/fsdp tests/megatron
 	$(BIN)/python -m pytest tests/transport
-	$(BIN)/python -m pytest tests/sglang/test_sglang_floor.py
 	$(MAKE) --jobs 2 test-vllm test-sglang
 
 test-vllm: $(READY)
 	$(BIN)/python -m pytest tests/vllm tests/test_demo.py
 
 test-sglang: $(READY) $(READY_SGLANG)
-	$(BIN)/python -m pytest tests/sglang --ignore tests/sglang/test_sglang_floor.py
+	$(BIN)/python -m pytest tests/sglang
 
 lint: $(READY)
 	$(BIN)/ruff check .
