@@ -60,6 +60,18 @@ def test_the_dashboard_fits_its_grid_and_finds_its_hosts():
     assert at_rest.families({})[0].samples, "a host is listed once its page is up, whatever has happened there"
 
 
+@pytest.mark.parametrize(
+    "panel", [p for p in DASHBOARD["panels"] if p["type"] in ("stat", "bargauge")], ids=lambda p: p["title"]
+)
+def test_what_never_happened_is_no_alarm_and_a_count_is_none(panel):
+    look = panel["fieldConfig"]["defaults"]
+    steps = look["thresholds"]["steps"]
+    assert steps[0] in ({"color": "green", "value": None}, {"color": "blue", "value": None})  # also of a panel without a value
+    if panel["type"] == "bargauge":
+        # otherwise Grafana leaves out the shortest bar, and paints those above 80 red
+        assert (look["min"], len(steps)) == (0, 1)
+
+
 def test_the_scrape_configuration_loads_the_rules():
     scrape = yaml.safe_load((EXAMPLES / "prometheus" / "prometheus.yml").read_text("utf-8"))
     assert [(EXAMPLES / "prometheus" / name).is_file() for name in scrape["rule_files"]] == [True]
