@@ -21,7 +21,7 @@ from typing import Literal
 from mx_common import envs, metrics
 from mx_common._frozen import FrozenMap
 from mx_common._nic import SYSFS, link_gbps
-from mx_common._records import emit
+from mx_common._records import emit, plain
 from mx_common.errors import ConfigError, ImpossibleThroughput
 
 __all__ = [
@@ -186,7 +186,7 @@ def check(transfer: WireTransfer, log: logging.Logger, sysfs: Path = SYSFS) -> V
         record = {**transfer.context, "schema": IMPOSSIBLE_SCHEMA, **_wire(transfer, verdict), **bound}
         emit(IMPOSSIBLE_MARKER, record, log, logging.ERROR)
         raise ImpossibleThroughput(
-            f"{transfer.path} on {transfer.context.get('host') or socket.gethostname()}: {transfer.wire_bytes} bytes in "
+            f"{transfer.path} on {plain(transfer.context.get('host')) or socket.gethostname()}: {transfer.wire_bytes} bytes in "
             f"{float(transfer.wire_seconds or 0):g} s are {rate:.1f} Gbit/s, above the ceiling of {ceiling:g} Gbit/s, so the "
             "payload did not move and nothing of it was installed; check this rank's transport, or raise MX_RESHARD_MAX_GBPS "
             "if the link really is that fast"

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Mapping
 
 from mx_common import floor
-from mx_common._records import emit
+from mx_common._records import INSTALLED_TYPES, emit
 from mx_common.refit._offer import Offer
 from mx_common.refit._prepared import Planned
 from mx_common.refit._read import Wire
@@ -71,8 +71,8 @@ def record_installed(job: RefitJob, version: int, seconds: Mapping[str, float], 
         "worker_id": job.worker_id,
         "stages_s": _rounded(seconds),
     }
-    emit(floor.INSTALLED_MARKER, record, log, logging.INFO)
+    emit(floor.INSTALLED_MARKER, record, log, logging.INFO, INSTALLED_TYPES)
 
 
 def _rounded(seconds: Mapping[str, float]) -> dict[str, float]:
-    return {stage: round(taken, 6) for stage, taken in seconds.items()}
+    return {stage: round(taken, 6) if isinstance(taken, float) else taken for stage, taken in seconds.items()}
