@@ -21,6 +21,13 @@ def bare_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("DYN_TOPOLOGY_MOUNT_PATH", str(tmp_path / "no-topology"))
 
 
+@pytest.fixture
+def bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MX_RESHARD_MIN_GBPS", "10")
+    monkeypatch.setenv("MX_RESHARD_MAX_GBPS", "400")
+    monkeypatch.setenv("MX_FLOOR_MIN_BYTES", "0")
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """A test with an argument `golden_KEY` runs once for every vector under KEY."""
     for name in metafunc.fixturenames:
