@@ -8,8 +8,8 @@ looks to Prometheus like the reset that it is (a sum over processes would drop w
 number it shows its samples on a unix socket. One process holds the lock of the page, binds the port, and merges in what the others show;
 the others wait for that lock, so that the next one takes over when it ends, however it ends.
 
-Invariant: a process that does not answer in time, or is dead, costs its own samples and nothing else. A forked child holds nothing
-of its parent's.
+Invariant: a process that is asked and does not answer in time, or is dead, costs its own samples and nothing else. The one that serves
+costs the page while it is stopped, as it keeps the port and the lock. A forked child holds nothing of its parent's.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mx_common import envs
 from mx_common._host_files import private_folder
 from mx_common._metric import Table, log
 from mx_common._once import warn_once
@@ -48,7 +49,7 @@ class Page:
     """This process's part of the page on `host`:`port`. `labels`: what else than its number tells it apart; one without a value is left
     out. `in_child`: called in a forked child, which has to start a page of its own.
 
-    `start` raises ConfigError and OSError when the folder for the sockets cannot be used, and ConfigError for too many processes."""
+    `start` raises ConfigError when the folder for the sockets cannot be used, and for too many processes."""
 
     def __init__(
         self, port: int, host: str, table: Table, *, labels: Callable[[], Mapping[str, str]], in_child: Callable[[], None]
@@ -63,6 +64,18 @@ class Page:
     def start(self) -> None:
         """Take a number, show the samples, and wait for the page; returns at once."""
         os.register_at_fork(after_in_child=self._leave_to_parent)
+        try:
+            listener = self._listen()
+        except OSError as error:
+            raise ConfigError(
+                f"the folder metrics-{self.port} in {envs.runtime_dir()} cannot be used ({error}); set MX_RUNTIME_DIR to a directory "
+                "of yours, the same in every process of this host"
+            ) from error
+        threading.Thread(target=self._show, args=(listener,), name="mx-metrics", daemon=True).start()
+        threading.Thread(target=self._run, name="mx-metrics-page", daemon=True).start()
+
+    def _listen(self) -> socket.socket:
+        """The socket of this process, under a number that is its own. Raises ConfigError, OSError."""
         self._folder = private_folder(f"metrics-{self.port}", make=True)
         self._number = self._take_number()
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -73,8 +86,7 @@ class Page:
             listener.bind(short)
         path.chmod(0o600)
         listener.listen(_AT_ONCE)
-        threading.Thread(target=self._show, args=(listener,), name="mx-metrics", daemon=True).start()
-        threading.Thread(target=self._run, name="mx-metrics-page", daemon=True).start()
+        return listener
 
     def collect(self) -> Iterator[Family]:
         """The samples of every process that answers, family by family. What prometheus_client calls for each scrape."""
@@ -178,14 +190,15 @@ class Page:
                 server = _Server.on(self.host, self.port, handler)
                 self._sockets.append(server.socket)
                 return server
-            except OSError as error:
+            except (OSError, UnicodeError) as error:  # a name that no host can have is the latter
                 tries += 1
                 if tries == _QUICK_RETRIES:
                     warn_once(
                         log,
                         ("metrics port", self.host, self.port),
                         "metrics are not served for now: %s:%d cannot be bound (%s); set MX_METRICS_PORT to a free port in every "
-                        "process of this host, and one MX_RUNTIME_DIR, through which they share the page",
+                        "process of this host, and one MX_RUNTIME_DIR, through which they share the page; set MX_METRICS_HOST, "
+                        "where it is given, to an address of this host",
                         self.host,
                         self.port,
                         error,

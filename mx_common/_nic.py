@@ -20,6 +20,7 @@ __all__ = ["SYSFS", "Port", "active_ports", "link_gbps"]
 SYSFS = Path("/sys/class/infiniband")
 
 _COUNTER_UNIT = 4  # the InfiniBand specification counts port data in words of four octets
+_NAME = re.compile(r"[^\s:^]+:\d+")
 _RATE = re.compile(r"(\d+(?:\.\d+)?)\s*Gb/sec", re.IGNORECASE)
 
 
@@ -53,10 +54,10 @@ def active_ports(root: Path) -> list[Port]:
 
 
 def link_gbps(root: Path, wanted: Collection[str] = ()) -> float | None:
-    """Rate of the fastest of the `wanted` ports (all, when none of them is here), in Gbit/s; None when there is no port."""
-    ports = active_ports(root)
-    chosen = [port for port in ports if port.name in wanted] or ports
-    return max((port.gbps for port in chosen), default=None)
+    """Rate of the fastest of the `wanted` ports that are up, in Gbit/s; None when none is. Names that are of no RDMA port (`eth0`, `all`)
+    do not count; without any other, all ports are wanted."""
+    names = {name for one in wanted if _NAME.fullmatch(name := one.strip())}
+    return max((port.gbps for port in active_ports(root) if not names or port.name in names), default=None)
 
 
 def _text(path: Path) -> str | None:

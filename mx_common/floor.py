@@ -154,7 +154,7 @@ def judge(transfer: WireTransfer, bounds: Bounds) -> Verdict:
 
 def configured_bounds(sysfs: Path = SYSFS) -> Bounds:
     """The bounds in force now. A floor of `auto` is a fraction of this rank's link: `MX_FLOOR_LINK_GBPS`, else the port of
-    `UCX_NET_DEVICES`, else the fastest port of the node."""
+    `UCX_NET_DEVICES`, else, where that names no RDMA port, the fastest port of the node."""
     wanted, ceiling = envs.MIN_GBPS.get(), envs.MAX_GBPS.get()
     floor = _auto_floor(sysfs) if wanted == "auto" else wanted
     return Bounds(floor, 0.0 if ceiling == "auto" else ceiling, envs.FLOOR_MIN_BYTES.get())

@@ -27,6 +27,7 @@ __all__ = ["Snapshot", "Traffic", "frame", "of_source", "of_version", "shares", 
 
 _SHORT_ID = 8
 _BAR = 12
+_LONGEST = 1000 * 86400.0  # seconds
 _FRAMING = 2  # lines above the rows of a part: one empty, one of headings
 _STATE_COLOURS = {"READY": "green", "STAGING": "yellow", "RELEASING": "dim"}
 
@@ -154,21 +155,21 @@ def _parts(snapshot: Snapshot, bars: bool) -> list[_Part]:
 def _of_activities(rows: Sequence[Activity], bars: bool) -> list[Column]:
     columns = [
         Column("reader", [cell(one.worker_id[:_SHORT_ID]) for one in rows]),
-        Column("rank", [cell(f"{one.rank}/{one.world}") for one in rows], spare=5),
-        Column("host", [cell(one.host) for one in rows], least=8, spare=7),
-        Column("model", [cell(one.model_name) for one in rows], least=16, spare=3),
-        Column("what", [cell(_purpose(one)) for one in rows]),
-        Column("from", [cell(_origin(one)) for one in rows], least=8, spare=2),
-        Column("stage", [cell(one.stage) for one in rows], spare=1),
+        Column("rank", [cell(f"{one.rank}/{one.world}") for one in rows], spare=8),
+        Column("host", [cell(one.host) for one in rows], least=8, spare=10),
+        Column("model", [cell(one.model_name) for one in rows], least=16, spare=6),
+        Column("what", [cell(_purpose(one)) for one in rows], spare=3),
+        Column("from", [cell(_origin(one)) for one in rows], least=8, spare=5),
+        Column("stage", [cell(one.stage) for one in rows], spare=4),
     ]
     if bars:
-        columns.append(Column("progress", [_bar(one) for one in rows], spare=4, width=_BAR))
+        columns.append(Column("progress", [_bar(one) for one in rows], spare=7, width=_BAR))
     return [
         *columns,
-        Column("done", [cell(_share(one)) for one in rows], right=True),
-        Column("of", [cell(_size(one.bytes_total)) for one in rows], spare=6, right=True),
-        Column("Gbit/s", [cell(_gbps(one.gbps)) for one in rows], right=True),
-        Column("left", [cell(_left(one)) for one in rows], spare=1, right=True),
+        Column("done", [cell(_share(one)) for one in rows], spare=1, right=True),
+        Column("of", [cell(_size(one.bytes_total)) for one in rows], spare=9, right=True),
+        Column("Gbit/s", [cell(_gbps(one.gbps)) for one in rows], spare=2, right=True),
+        Column("left", [cell(_left(one)) for one in rows], spare=4, right=True),
     ]
 
 
@@ -176,16 +177,16 @@ def _of_versions(rows: Sequence[VersionInfo], snapshot: Snapshot) -> list[Column
     states = [cell(row.state.name, _STATE_COLOURS.get(row.state.name, "")) for row in rows]
     columns = [
         Column("version", [cell(row.number if row.number >= 0 else row.uid[:_SHORT_ID]) for row in rows], right=True),
-        Column("of model", [cell(row.model_name) for row in rows], least=16),
-        Column("run", [cell(row.run) for row in rows], least=8, spare=3),
-        Column("state", states),
-        Column("shards", [cell(f"{len(row.slots) - len(row.missing)}/{len(row.slots)}") for row in rows], spare=1, right=True),
-        Column("readers", [cell(row.open_leases) for row in rows], right=True),
-        Column("Gbit/s", [cell(_rate(of_version(snapshot, row))) for row in rows], right=True),
-        Column("age", [cell(span(row.age_s)) for row in rows], spare=2, right=True),
+        Column("of model", [cell(row.model_name) for row in rows], least=16, spare=4),
+        Column("run", [cell(row.run) for row in rows], least=8, spare=7),
+        Column("state", states, spare=1),
+        Column("shards", [cell(f"{len(row.slots) - len(row.missing)}/{len(row.slots)}") for row in rows], spare=5, right=True),
+        Column("readers", [cell(row.open_leases) for row in rows], spare=2, right=True),
+        Column("Gbit/s", [cell(_rate(of_version(snapshot, row))) for row in rows], spare=3, right=True),
+        Column("age", [cell(span(row.age_s)) for row in rows], spare=6, right=True),
     ]
     if any(row.missing for row in rows):
-        columns.append(Column("waits for", [cell(_first(row.missing)) for row in rows], least=8, spare=2))
+        columns.append(Column("waits for", [cell(_first(row.missing)) for row in rows], least=8, spare=6))
     return columns
 
 
@@ -193,14 +194,14 @@ def _of_sources(rows: Sequence[SourceRow], busy: dict[int, Traffic | None]) -> l
     loads = ["unknown" if row.source_load is None else f"{row.source_load:.2f}" for row in rows]
     return [
         Column("source", [cell(row.worker_id[:_SHORT_ID]) for row in rows]),
-        Column("rank", [cell(row.rank) for row in rows], spare=3, right=True),
-        Column("model", [cell(row.model) for row in rows], least=16),
-        Column("status", [status_cell(row) for row in rows]),
-        Column("load", [cell(load) for load in loads], right=True),
-        Column("readers", [cell(_readers(row, busy[id(row)])) for row in rows], right=True),
-        Column("Gbit/s", [cell(_rate(busy[id(row)])) for row in rows], right=True),
-        Column("heard", [cell(span(row.age_s)) for row in rows], spare=1, right=True),
-        Column("place", [cell(place(row.topology)) for row in rows], least=14, spare=2),
+        Column("rank", [cell(row.rank) for row in rows], spare=8, right=True),
+        Column("model", [cell(row.model) for row in rows], least=16, spare=5),
+        Column("status", [status_cell(row) for row in rows], spare=1),
+        Column("load", [cell(load) for load in loads], spare=2, right=True),
+        Column("readers", [cell(_readers(row, busy[id(row)])) for row in rows], spare=3, right=True),
+        Column("Gbit/s", [cell(_rate(busy[id(row)])) for row in rows], spare=4, right=True),
+        Column("heard", [cell(span(row.age_s)) for row in rows], spare=6, right=True),
+        Column("place", [cell(place(row.topology)) for row in rows], least=14, spare=7),
     ]
 
 
@@ -227,7 +228,7 @@ def _bar(one: Activity) -> RenderableType:
 
 
 def _share(one: Activity) -> str:
-    return f"{100 * one.bytes_done // one.bytes_total} %" if one.bytes_total else ""
+    return f"{min(100 * one.bytes_done // one.bytes_total, 100)} %" if one.bytes_total else ""
 
 
 def _size(count: int) -> str:
@@ -235,9 +236,10 @@ def _size(count: int) -> str:
 
 
 def _left(one: Activity) -> str:
-    """At the rate that it has now."""
+    """At the rate that it has now; nothing at a rate at which nobody waits."""
     bits = 8 * (one.bytes_total - one.bytes_done)
-    return span(1e-9 * bits / one.gbps) if bits > 0 and one.gbps > 0 else ""
+    seconds = 1e-9 * bits / one.gbps if one.gbps > 0 else 0.0
+    return span(seconds) if 0 < seconds < _LONGEST else ""
 
 
 def _gbps(rate: float) -> str:

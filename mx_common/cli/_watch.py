@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Generic, NoReturn, TypeVar
 
+import typer
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 
@@ -22,7 +23,10 @@ from mx_common.cli._output import cell, line, print_json, show, span
 from mx_common.directory.client import DirectoryClient
 from mx_common.errors import DirectoryError
 
-__all__ = ["View", "print_frame", "watch"]
+__all__ = ["MAX_INTERVAL", "View", "print_frame", "watch"]
+
+MAX_INTERVAL = 86400.0
+"""Most seconds between two frames."""
 
 T = TypeVar("T")
 
@@ -79,9 +83,12 @@ def watch(
     document: Callable[[T], dict[str, Any]],
     as_json: bool,
 ) -> NoReturn:
-    """A frame every `interval` seconds; raises KeyboardInterrupt at the end. `draw`: an answer, in at most so many lines.
+    """A frame every `interval` seconds; raises KeyboardInterrupt at the end, BadParameter for an interval that is none or above
+    `MAX_INTERVAL`. `draw`: an answer, in at most so many lines.
 
     On a terminal SIGTERM ends it as Ctrl-C does, as one that is left without its cursor is no good to anybody."""
+    if not 0 < interval <= MAX_INTERVAL:
+        raise typer.BadParameter(f"--interval {interval:g}: give seconds, at most {MAX_INTERVAL:.0f}")
     interrupts = _Interrupts(drawing=console.is_terminal and not as_json)
     if interrupts.drawing:
         with Live(console=console, auto_refresh=False) as live:

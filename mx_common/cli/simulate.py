@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -24,7 +25,7 @@ from mx_common.errors import ConfigError
 from mx_common.simulate import Figures, Judged, Scenario, accept, grid, parse_snapshot, simulate
 from mx_common.simulate.acceptance import SCENARIOS
 from mx_common.simulate.plot import write_page
-from mx_common.simulate.scenario import LEVELS, Place
+from mx_common.simulate.scenario import LEVELS, MAX_SOURCES, MAX_TARGETS, MAX_TRIALS, Place
 from mx_common.topology import levels
 
 __all__ = ["command"]
@@ -35,8 +36,10 @@ _PLOT = typer.Option(None, "--plot", help="Write a page with the figures as plot
 
 def command(
     policy: str = typer.Option(None, help="Policies, separated by commas. [default: MX_P2P_SOURCE_SELECTOR]"),
-    sources: int = typer.Option(None, min=1, help="Number of sources. [default: 32]"),
-    targets: int = typer.Option(None, min=1, help="Number of targets that choose at once. [default: 4 for each source]"),
+    sources: int = typer.Option(None, min=1, max=MAX_SOURCES, help="Number of sources. [default: 32]"),
+    targets: int = typer.Option(
+        None, min=1, max=MAX_TARGETS, help="Number of targets that choose at once. [default: 4 for each source]"
+    ),
     idle: int = typer.Option(None, min=0, help="So many sources have load 0; needs --rest. [default: all]"),
     rest: float = typer.Option(None, min=0, max=1, help="Load of the other sources."),
     loads: str = typer.Option(
@@ -49,7 +52,7 @@ def command(
     topology: str = typer.Option(None, help="Zones x racks in each x hosts in each: 2x4x4. [default: none]"),
     leaving: int = typer.Option(None, min=0, help="Sources that leave, and join again. [default: 1]"),
     attempts: int = typer.Option(None, min=1, help="Sources that a target tries. [default: MX_P2P_MAX_SOURCES]"),
-    trials: int = typer.Option(_TRIALS, min=1, help="Number of fleets that are drawn."),
+    trials: int = typer.Option(_TRIALS, min=1, max=MAX_TRIALS, help="Number of fleets that are drawn."),
     seed: int = typer.Option(0, min=0, help="Another seed draws other fleets."),
     acceptance: bool = typer.Option(False, "--acceptance", help="Run the acceptance list instead; exit 1 when a policy fails."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
@@ -140,7 +143,7 @@ def _snapshot(
     if loads is not None:
         if (sources, idle, rest) != (None, None, None):
             raise ConfigError("--loads gives the sources and their loads: leave out --sources, --idle and --rest")
-        known, places = parse_snapshot(sys.stdin.read() if loads == "-" else Path(loads).read_text("utf-8"))
+        known, places = parse_snapshot(_piped() if loads == "-" else Path(loads).read_text("utf-8"))
         return (known, hosts, LEVELS) if hosts else (known, places, levels())
     count = sources or _SOURCES
     if idle is not None and rest is None:
@@ -149,6 +152,13 @@ def _snapshot(
         raise ConfigError(f"--idle {idle} of {count} sources: give at most as many as there are")
     free = (0 if rest is not None else count) if idle is None else idle
     return (0.0,) * free + (rest or 0.0,) * (count - free), hosts, LEVELS
+
+
+def _piped() -> str:
+    """All that standard input holds. Raises ConfigError where there is none."""
+    if sys.stdin is None:
+        raise ConfigError("--loads -: standard input is closed: pipe in what `mx sources --json` prints, or name a file")
+    return sys.stdin.read()
 
 
 def _grid(text: str) -> tuple[Place, ...]:
@@ -200,7 +210,7 @@ def _print(console: Console, scenario: Scenario, results: dict[str, Figures]) ->
 
 def _words(scenario: Scenario) -> str:
     """The scenario in one line."""
-    kinds = {load: scenario.loads.count(load) for load in scenario.loads}
+    kinds = Counter(scenario.loads)
     if len(kinds) <= 3:
         load = ", ".join(f"{count} at load {'unknown' if value is None else f'{value:g}'}" for value, count in kinds.items())
     else:

@@ -15,7 +15,7 @@ from mx_common.cli import _top_frame
 from mx_common.cli._ask import asking, patience, server_option
 from mx_common.cli._output import make_console, print_json
 from mx_common.cli._top_frame import Snapshot, Traffic, frame, of_source, of_version
-from mx_common.cli._watch import View, print_frame, watch
+from mx_common.cli._watch import MAX_INTERVAL, View, print_frame, watch
 from mx_common.cli.sources import fetch
 from mx_common.directory.activity_client import ActivityClient
 from mx_common.directory.client import DirectoryClient
@@ -33,7 +33,7 @@ def command(
         callback=server_option,
         help="host:port of the directory. [default: MX_SERVER_ADDRESS, else the embedded one]",
     ),
-    interval: float = typer.Option(1.0, "--interval", min=0.1, help="Seconds between two frames."),
+    interval: float = typer.Option(1.0, "--interval", min=0.1, max=MAX_INTERVAL, help="Seconds between two frames."),
     once: bool = typer.Option(False, "--once", help="Print one frame and end."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON; without --once, one document a line."),
 ) -> None:

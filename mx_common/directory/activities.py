@@ -21,7 +21,17 @@ from typing import Any, Protocol
 from mx_common.errors import ConfigError
 from mx_common.wire import activity as wire
 
-__all__ = ["LIVES", "MAX_ACTIVITIES", "REPORT_SECONDS", "Activities", "Activity", "MemoryActivities", "pause_for"]
+__all__ = [
+    "LIVES",
+    "MAX_ACTIVITIES",
+    "MAX_BYTES",
+    "MAX_GBPS",
+    "REPORT_SECONDS",
+    "Activities",
+    "Activity",
+    "MemoryActivities",
+    "pause_for",
+]
 
 REPORT_SECONDS = 1.0
 REPORTS_PER_SECOND = 500  # of all activities together
@@ -29,6 +39,9 @@ LIVES = 5
 MAX_ACTIVITIES = 16384
 MAX_ACTIVITY_BYTES = 4096
 MAX_SOURCES = 16
+# more than one rank can hold or move on any machine: a figure above is an error, and would spoil the sums of all others
+MAX_BYTES = 1 << 50
+MAX_GBPS = 1e6
 
 
 @dataclass(frozen=True)
@@ -65,6 +78,9 @@ class Activity:
         for name in ("gbps", "seconds"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ConfigError(f"{name} of an activity is {getattr(self, name)}; it has to be a number, 0 or more")
+        for name, most in (("bytes_done", MAX_BYTES), ("bytes_total", MAX_BYTES), ("gbps", MAX_GBPS)):
+            if not 0 <= getattr(self, name) <= most:
+                raise ConfigError(f"{name} of an activity is {getattr(self, name):g}; it has to be between 0 and {most:g}")
         if len(self.sources) > MAX_SOURCES:
             raise ConfigError(f"an activity names {len(self.sources)} sources; name the first {MAX_SOURCES}")
 

@@ -7,6 +7,7 @@ Invariant: every share is over the targets it is about, of all trials together; 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -80,8 +81,9 @@ class Figures:
         peaks = picks.max(axis=1) * scenario.sources / scenario.targets
         total = picks.sum()
         busy = scenario.busy
-        # all readers of a source start together, share its bandwidth equally, and are done together
-        times = np.repeat(picks, picks.ravel()) / scenario.share
+        # all readers of a source start together, share its bandwidth equally, and are done together: k targets that take k shares each
+        sizes = np.arange(picks.max() + 1)
+        takers = sizes * np.bincount(picks.ravel())
         ranked = -np.sort(-picks, axis=1)
         return cls(
             peak_mean=float(peaks.mean()),
@@ -92,8 +94,8 @@ class Figures:
             outside_share=_share(tallies, "escaped", "could_escape"),
             moved_on_leave=_share(tallies, "unaffected_moved", "unaffected") if scenario.leaving else None,
             moved_on_join=float(sum(tally.moved for tally in tallies) / total) if scenario.leaving else None,
-            time_mean=float(times.mean()),
-            time_p99=float(np.percentile(times, 99)),
+            time_mean=float((sizes * takers).sum() / total / scenario.share),
+            time_p99=_percentile(takers, 99) / scenario.share,
             picks_mean=tuple(ranked.mean(axis=0).tolist()),
             picks_low=tuple(np.percentile(ranked, 5, axis=0).tolist()),
             picks_high=tuple(np.percentile(ranked, 95, axis=0).tolist()),
@@ -116,6 +118,15 @@ class Figures:
     def document(self) -> dict[str, Any]:
         """As JSON takes it."""
         return asdict(self)
+
+
+def _percentile(counts: npt.NDArray[np.int64], percent: float) -> float:
+    """Of numbers of which `counts[k]` are k; as numpy does it, without a list of them all."""
+    ends = np.cumsum(counts)
+    at = percent / 100 * (int(ends[-1]) - 1)
+    below = math.floor(at)
+    low, high = np.searchsorted(ends, [below, math.ceil(at)], side="right").tolist()
+    return float(low + (high - low) * (at - below))
 
 
 def _share(tallies: Sequence[Tally], part: str, whole: str) -> float | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 
 import numpy as np
 import numpy.typing as npt
@@ -32,17 +32,18 @@ _NOWHERE: Place = {}
 def simulate(scenario: Scenario, policy: str, on_trial: Callable[[], None] | None = None) -> Figures:
     """What the policy of this name does in the scenario; `on_trial` is called after each trial.
 
-    Takes trials x targets orderings, twice as many when sources leave: 300 trials of 128 targets and 32 sources a few seconds. Raises
+    Takes trials x targets orderings, twice as many when sources leave: 300 trials of 128 targets and 32 sources a few seconds. Memory
+    grows with hosts, targets and trials x sources. Raises
     ConfigError for a policy that does not exist, cannot be made, or fails: there is no falling back to `random` here.
     """
-    depths = _Depths.of(scenario)
+    domains = _Domains(scenario)
     tallies = []
     try:
         make = policy_factory(policy)
         for number in range(scenario.trials):
             if policy.strip().lower() == Random.name:
                 make = partial(Random, np.random.default_rng((scenario.seed, number, _POLICY)))
-            tallies.append(_trial(_Fleet.of(scenario, number), make, depths))
+            tallies.append(_trial(_Fleet.of(scenario, number), make, domains))
             if on_trial is not None:
                 on_trial()
     except ConfigError:
@@ -97,22 +98,42 @@ class _Fleet:
 
 
 @dataclass(frozen=True)
-class _Depths:
-    """Shared depth of each host with each source, of sources with each other, and the narrowest domain of each source."""
+class _Domains:
+    """What hosts and sources share, worked out for the pairs that come up: a table of all pairs would outgrow the fleet."""
 
-    host: list[list[int]]
-    source: npt.NDArray[np.int64]
-    narrowest: npt.NDArray[np.int64]
+    scenario: Scenario
 
-    @classmethod
-    def of(cls, scenario: Scenario) -> _Depths:
-        places = scenario.hosts or (_NOWHERE,)
-        between = np.array([[shared_depth(a, b, scenario.levels) for b in places] for a in places], np.int64)
-        at = np.arange(scenario.sources) % len(places)
-        return cls(between[:, at].tolist(), between[np.ix_(at, at)], between.diagonal()[at])
+    @cached_property
+    def common(self) -> int:
+        """In so many levels, from the broadest on, all sources are at one place."""
+        used = self.scenario.hosts[: self.scenario.sources]
+        differ = (i for i, level in enumerate(self.scenario.levels) if len({place.get(level) for place in used}) > 1)
+        return next(differ, len(self.scenario.levels))
+
+    def place(self, source: int) -> Place:
+        """Where a source is."""
+        hosts = self.scenario.hosts
+        return hosts[source % len(hosts)] if hosts else _NOWHERE
+
+    def depth(self, host: int, source: int) -> int:
+        """Of the narrowest level that a target's host shares with a source."""
+        return shared_depth(self.scenario.hosts[host], self.place(source), self.scenario.levels) if self.scenario.hosts else -1
+
+    def has_outside(self, source: int) -> bool:
+        """Whether some source is outside the narrowest domain of this one."""
+        return self._narrowest(source) >= self.common
+
+    def goes_outside(self, first: int, tried: list[int]) -> bool:
+        """Whether one of those tried is outside the narrowest domain of the first."""
+        place, narrowest = self.place(first), self._narrowest(first)
+        return any(shared_depth(place, self.place(other), self.scenario.levels) < narrowest for other in tried)
+
+    def _narrowest(self, source: int) -> int:
+        place = self.place(source)
+        return shared_depth(place, place, self.scenario.levels)
 
 
-def _trial(fleet: _Fleet, make: Callable[[], Ordering], depths: _Depths) -> Tally:
+def _trial(fleet: _Fleet, make: Callable[[], Ordering], domains: _Domains) -> Tally:
     scenario = fleet.scenario
     tally = Tally(np.zeros(scenario.sources, np.int64))
     number = {c.worker_id: i for i, c in enumerate(fleet.candidates)}
@@ -123,19 +144,18 @@ def _trial(fleet: _Fleet, make: Callable[[], Ordering], depths: _Depths) -> Tall
             if scenario.leaving:
                 staying = [c for i, c in enumerate(listed) if i not in fleet.leaving]
                 _count_move(tally, order[0], number[ordered_by(make(), staying, target)[0].worker_id], fleet.leaving)
-        _count(tally, order[: scenario.attempts], depths, host)
+        _count(tally, order[: scenario.attempts], domains, host)
     return tally
 
 
-def _count(tally: Tally, tried: list[int], depths: _Depths, host: int) -> None:
+def _count(tally: Tally, tried: list[int], domains: _Domains, host: int) -> None:
     first = tried[0]
     tally.picks[first] += 1
-    depth = depths.host[host][first]
+    depth = domains.depth(host, first)
     tally.depths[depth] = tally.depths.get(depth, 0) + 1
-    outside = depths.source[first] < depths.narrowest[first]
-    if outside.any():
+    if domains.has_outside(first):
         tally.could_escape += 1
-        tally.escaped += bool(outside[tried].any())
+        tally.escaped += domains.goes_outside(first, tried)
 
 
 def _count_move(tally: Tally, before: int, after: int, leaving: frozenset[int]) -> None:

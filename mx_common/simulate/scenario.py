@@ -19,11 +19,27 @@ from mx_common._frozen import FrozenMap
 from mx_common.errors import ConfigError
 from mx_common.source_load import as_float, read_loads
 
-__all__ = ["BUSY_LOAD", "LEVELS", "Place", "Scenario", "grid", "parse_snapshot"]
+__all__ = [
+    "BUSY_LOAD",
+    "LEVELS",
+    "MAX_SOURCES",
+    "MAX_TARGETS",
+    "MAX_TRIALS",
+    "Place",
+    "Scenario",
+    "grid",
+    "parse_snapshot",
+]
 
 # from this load on a source counts as busy in the figures
 BUSY_LOAD = 0.8
 LEVELS = ("zone", "rack", "host")
+
+# what keeps a simulation within a few GB
+MAX_SOURCES = MAX_HOSTS = 100_000
+MAX_TARGETS = 400_000
+MAX_TRIALS = 100_000
+MAX_PICKS = 20_000_000  # trials x sources, of each of which the picks are kept
 
 Place = Mapping[str, str]
 
@@ -36,7 +52,8 @@ class Scenario:
     `noise`: standard deviation of a published load around the true one, drawn for each trial. `fresh`: share of targets that see the
     readers of the sources at their turn, over `max_readers`, as a part of the load; the others share the first snapshot. `hosts`: places,
     level to value; source i is at place i modulo their number, a target at any with equal chance; `levels` broad to narrow. `leaving`: so
-    many sources leave afterwards, and all targets choose again. `attempts`: sources that a target tries. Raises ConfigError.
+    many sources leave afterwards, and all targets choose again. `attempts`: sources that a target tries. Raises ConfigError, also for a
+    fleet that is too large for memory.
     """
 
     loads: tuple[float | None, ...]
@@ -60,10 +77,21 @@ class Scenario:
         for load in self.loads:
             if load is not None and not 0 <= load <= 1:
                 raise ConfigError(f"the load of a source is {load!r}: give a number from 0 to 1, None when it publishes none")
+        for name, count, most in (("sources", self.sources, MAX_SOURCES), ("hosts", len(self.hosts), MAX_HOSTS)):
+            if count > most:
+                raise ConfigError(f"a fleet of {count} {name} is too large: give at most {most}")
         for name, least in (("targets", 1), ("trials", 1), ("seed", 0), ("max_readers", 1), ("leaving", 0), ("attempts", 1)):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise ConfigError(f"{name}={value!r}: give a whole number from {least}")
+        for name, most in (("targets", MAX_TARGETS), ("trials", MAX_TRIALS)):
+            if getattr(self, name) > most:
+                raise ConfigError(f"{name}={getattr(self, name)}: give at most {most}")
+        if self.trials * self.sources > MAX_PICKS:
+            raise ConfigError(
+                f"{self.trials} trials of {self.sources} sources are too many to keep in memory: give at most "
+                f"{MAX_PICKS // self.sources} trials"
+            )
         for name in ("noise", "fresh"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ConfigError(f"{name}={getattr(self, name)!r}: give a number from 0 to 1")
@@ -90,6 +118,10 @@ def grid(zones: int, racks: int, hosts: int) -> tuple[Place, ...]:
     spread over all of them. Raises ConfigError."""
     if min(zones, racks, hosts) < 1:
         raise ConfigError(f"a topology of {zones} x {racks} x {hosts} has no host: give zones, racks and hosts from 1")
+    if zones * racks * hosts > MAX_HOSTS:
+        raise ConfigError(
+            f"a topology of {zones} x {racks} x {hosts} has {zones * racks * hosts} hosts: give one of at most {MAX_HOSTS}"
+        )
     return tuple(
         FrozenMap(zone=f"z{zone}", rack=f"r{rack}", host=f"h{host}")
         for host, rack, zone in product(range(hosts), range(racks), range(zones))

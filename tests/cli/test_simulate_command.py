@@ -142,6 +142,13 @@ def test_a_third_partys_policy_is_simulated_and_one_that_fails_is_said(mx, third
         (("--sources", "4", "--leaving", "4"), "at least one has to stay"),
         (("--topology", "2x4"), "such as 2x4x4"),
         (("--topology", "0x1x1"), "no host"),
+        (("--topology", "9999x9999x9999"), "at most 100000"),
+        (("--topology", "99x99x99", "--targets", "2", "--trials", "1"), "at most 100000"),
+        (("--sources", "1000000000000"), "--sources"),
+        (("--targets", "1000000000000"), "--targets"),
+        (("--trials", "1000000000000"), "--trials"),
+        (("--acceptance", "--trials", "1000000000000"), "--trials"),
+        (("--sources", "40000", "--trials", "1000"), "at most 500 trials"),
         (("--loads", "nowhere.json"), "nowhere.json"),
         (("--loads", "-"), "not JSON"),
         (("--loads", "-", "--sources", "4"), "leave out --sources"),
@@ -160,6 +167,21 @@ def test_wrong_usage_is_64_and_says_what_is_right(monkeypatch, capsys, arguments
     assert says in " ".join(shown.err.split())
 
 
+def test_loads_from_a_standard_input_that_is_closed_are_wrong_usage(environment):
+    closed = ["sh", "-c", 'exec "$0" simulate --loads - <&-', MX]
+    done = subprocess.run(closed, env=environment, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout) == (64, "")
+    assert "standard input is closed" in " ".join(done.stderr.split())
+    assert "Traceback" not in done.stderr
+
+
+def test_a_fleet_of_tens_of_thousands_is_simulated_for_the_few_targets_that_are_asked_for(mx):
+    few = ("--policy", "balanced", "--targets", "2", "--trials", "1", "--json")
+    done = mx("simulate", "--sources", "20000", "--topology", "20x20x50", *few)
+    assert (done.code, done.err) == (0, "")
+    assert sum(json.loads(done.out)["policies"]["balanced"]["picks_mean"]) == 2
+
+
 def test_an_unknown_policy_of_the_environment_is_wrong_usage_as_well(mx):
     done = mx("simulate", *QUICK, MX_P2P_SOURCE_SELECTOR="fastest")
     assert (done.code, done.out) == (64, "")
@@ -167,7 +189,7 @@ def test_an_unknown_policy_of_the_environment_is_wrong_usage_as_well(mx):
 
 
 def test_ctrl_c_ends_a_long_simulation(start_mx, third_party):
-    running = start_mx("simulate", "--policy", "talking", "--trials", "1000000", PYTHONPATH=third_party)
+    running = start_mx("simulate", "--policy", "talking", "--trials", "100000", PYTHONPATH=third_party)
     running.wait_for("choosing")
     assert running.end() == 130
 

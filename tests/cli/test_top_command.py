@@ -72,6 +72,11 @@ def test_a_directory_that_is_down_is_named_and_ends_with_code_1(mx, free_port):
 
 def test_wrong_usage_ends_with_code_64(mx):
     assert mx("top", "--interval", "0").code == 64
+    for command in (("top",), ("top", "--once"), ("sources", "--watch")):
+        done = mx(*command, "--interval", "1e300")
+        assert (done.code, "Traceback" in done.err) == (64, False)
+        assert "--interval" in done.err
+    assert mx("top", "--interval", "nan").code == 64
     assert mx("top", "--server", "somewhere").code == 64
 
 

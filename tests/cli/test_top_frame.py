@@ -16,6 +16,7 @@ from mx_common.cli._columns import Column, widths
 from mx_common.cli._top_frame import Snapshot, frame, shares, what
 from mx_common.cli.sources import SourceRow
 from mx_common.directory import Activity, VersionInfo
+from mx_common.directory.activities import MAX_BYTES, MAX_GBPS
 from mx_common.directory.versions import State
 from scripts import draw_top
 
@@ -161,6 +162,32 @@ def test_an_ended_source_comes_after_those_that_serve_and_says_so():
     assert "READY (ended)" in rows(Snapshot((ended,), (), ()), "source")[1]
 
 
+@pytest.mark.parametrize("width", [12, 20, 30, 40, 50, 60, 80])
+def test_in_any_width_a_figure_is_whole_or_left_out_with_its_column(width):
+    # names short enough that nothing has to be cut where it may be
+    source = replace(SOURCE, model="m", topology={}, status="STALE", source_load=None)
+    load = replace(LOAD, model_name="m", host="n")
+    staging = replace(VERSION, model_name="m", run="r", state=State.STAGING, missing=("rank1",))
+    lines = drawn(Snapshot((source,), (load, replace(REFIT, host="n")), (staging,)), width)
+    assert not [line for line in lines if "…" in line or len(line) > width]
+
+
+def test_40_columns_hold_what_is_asked_first():
+    snapshot = Snapshot((SOURCE,), (LOAD,), (VERSION,))
+    assert rows(snapshot, "source", width=40)[:2] == [
+        ["source", "status", "load", "readers", "Gbit/s"],
+        ["source-1", "READY", "0.25", "1", "8.0"],
+    ]
+    assert rows(snapshot, "reader", width=40)[0] == ["reader", "what", "stage", "done", "Gbit/s"]
+    assert rows(snapshot, "version", width=40)[0] == ["version", "state", "readers", "Gbit/s"]
+
+
+def test_more_than_all_is_all_and_a_rate_of_next_to_nothing_tells_no_time():
+    odd = replace(LOAD, bytes_done=12 * GB, gbps=1e-300)
+    assert rows(Snapshot((), (odd,), ()), "reader")[1][-3:] == ["100 %", "4.0 GB", "0.00"]
+    assert rows(Snapshot((), (replace(odd, bytes_done=0),), ()), "reader")[1][-3:] == ["0 %", "4.0 GB", "0.00"]
+
+
 @given(st.lists(st.integers(1, 400), min_size=1, max_size=3), st.integers(-5, 200))
 def test_parts_share_the_lines_they_have(needs, room):
     granted = shares(needs, room)
@@ -208,9 +235,9 @@ snapshots = st.builds(
             st.sampled_from([LOAD, REFIT]),
             host=names,
             stage=names,
-            bytes_done=st.integers(0, 1 << 63),
-            bytes_total=st.integers(0, 1 << 63),
-            gbps=st.floats(0, 1e6),
+            bytes_done=st.integers(0, MAX_BYTES),
+            bytes_total=st.integers(0, MAX_BYTES),
+            gbps=st.floats(0, MAX_GBPS),
         )
     ).map(tuple),
     st.none() | st.lists(st.builds(replace, st.just(VERSION), run=names, number=st.integers(-1, 1 << 63))).map(tuple),

@@ -13,8 +13,10 @@ from test_directory_redis import make_store, redis_server  # noqa: F401  fixture
 from mx_common.directory import Activity, ActivityClient, DirectoryServer
 from mx_common.directory import activities as limits
 from mx_common.directory import redis_activities as redis_limits
-from mx_common.directory.activities import LIVES, MemoryActivities, pause_for
+from mx_common.directory.activities import LIVES, MAX_BYTES, MAX_GBPS, MemoryActivities, pause_for
+from mx_common.directory.store import MemoryStore
 from mx_common.errors import ConfigError, DirectoryRefused, DirectoryUnavailable
+from mx_common.wire import activity as wire
 
 ONE = Activity("a1", "worker-1", "org/model", "load", "node-1", 0, 1, "vllm", sources=("source-1",), stage="wire")
 OTHER = replace(ONE, activity_id="a2", path="reshard", version=0, version_id="v0", sources=("rank0", "rank1"))
@@ -141,9 +143,9 @@ numbers = st.floats(0, 1e9, allow_nan=False)
         rank=st.integers(0, 1 << 31),
         version=st.none() | counts,
         sources=st.lists(texts, max_size=16).map(tuple),
-        bytes_done=counts,
-        bytes_total=counts,
-        gbps=numbers,
+        bytes_done=st.integers(0, MAX_BYTES),
+        bytes_total=st.integers(0, MAX_BYTES),
+        gbps=st.floats(0, MAX_GBPS),
         seconds=numbers,
     )
 )
@@ -160,6 +162,10 @@ def test_an_activity_crosses_the_wire_unchanged(activity):
         ({"activity_id": ""}, "activity_id of an activity is empty"),
         ({"gbps": float("nan")}, "gbps of an activity is nan"),
         ({"seconds": -1.0}, "seconds of an activity is -1.0"),
+        ({"gbps": 1e300}, r"gbps of an activity is 1e\+300; it has to be between 0 and 1e\+06"),
+        ({"bytes_done": 1 << 63}, "bytes_done of an activity"),
+        ({"bytes_total": MAX_BYTES + 1}, "bytes_total of an activity"),
+        ({"bytes_done": -1}, "bytes_done of an activity is -1"),
         ({"sources": ("s",) * 17}, "names 17 sources"),
     ],
 )
@@ -177,6 +183,20 @@ def test_a_server_tells_what_was_reported_to_it_by_model(server):
         assert client.activities("org/other") == [other]
         client.end(ONE)
         assert client.activities() == [other]
+
+
+@pytest.mark.parametrize("wrong", [{"gbps": 1e300}, {"bytes_done": (1 << 64) - 1}, {"bytes_total": 1 << 63}])
+def test_a_figure_that_no_machine_has_is_neither_taken_by_a_server_nor_shown_by_a_client_of_an_older_one(wrong):
+    message = ONE.to_proto()
+    for name, value in wrong.items():
+        setattr(message, name, value)
+    store = MemoryStore()
+    with DirectoryServer("127.0.0.1:0", store) as server, ActivityClient(server.address, timeout=10) as client:
+        with pytest.raises(DirectoryRefused, match=next(iter(wrong))):
+            client._call("ReportActivity", wire.ReportActivityRequest(activity=message))
+        store.activities.report(message)
+        client.report(OTHER)
+        assert client.activities() == [OTHER]
 
 
 def test_an_activity_that_nobody_could_keep_is_refused_and_said_why(server):

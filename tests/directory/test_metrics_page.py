@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import stat
+import urllib.request
 
 import pytest
 
@@ -131,6 +132,7 @@ def test_a_stranger_on_the_port_is_one_warning_and_stops_nothing(start, free_por
         line = process.expect("WARNING")
         assert f"127.0.0.1:{free_port} cannot be bound" in line
         assert "set MX_METRICS_PORT to a free port in every process of this host" in line
+        assert "MX_METRICS_HOST" in line
         counted(process, 1)
         told(process, "serve")
     assert process.said().count("WARNING") == 1
@@ -155,12 +157,33 @@ def test_without_a_port_there_is_no_thread_no_file_and_no_prometheus_client(star
 
 def test_an_address_that_cannot_be_bound_and_a_folder_that_cannot_be_made_stop_nothing(start, tmp_path):
     away = start(0, MX_METRICS_HOST="192.0.2.1")
-    assert "192.0.2.1" in away.expect("WARNING")
+    line = away.expect("WARNING")
+    assert "192.0.2.1" in line
+    assert "set MX_METRICS_HOST, where it is given, to an address of this host" in line
     counted(away, 1)
     (tmp_path / "file").write_text("")
     nowhere = start(0, MX_RUNTIME_DIR=str(tmp_path / "file"))
     counted(nowhere, 1)
-    assert "metrics of this process are not served" in nowhere.said()
+    (line,) = [line for line in nowhere.said().splitlines() if "metrics of this process are not served" in line]
+    assert str(tmp_path / "file") in line
+    assert "set MX_RUNTIME_DIR to a directory of yours, the same in every process of this host" in line
+
+
+def test_while_the_process_that_serves_is_stopped_the_host_has_no_page_and_it_is_back_when_that_goes_on_or_ends(
+    start, free_port
+):
+    first = start(0)
+    scrape(free_port)
+    start(1)
+    scrape(free_port, lambda page: len(page.processes()) == 2)
+    first.signal(signal.SIGSTOP)
+    with pytest.raises(TimeoutError):
+        urllib.request.urlopen(f"http://127.0.0.1:{free_port}/metrics", timeout=1)
+    first.signal(signal.SIGCONT)
+    assert len(scrape(free_port).processes()) == 2
+    first.signal(signal.SIGSTOP)
+    first.signal(signal.SIGKILL)
+    assert scrape(free_port, lambda page: len(page.processes()) == 1).processes() == {"1": "1"}
 
 
 def test_an_engine_that_shares_its_own_metrics_over_files_finds_none_of_ours_there(start, free_port, tmp_path):

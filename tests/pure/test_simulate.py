@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,9 +19,10 @@ from mx_common.errors import ConfigError
 from mx_common.selection import Candidate, Target, known_policies, register_selector
 from mx_common.simulate import BUSY_LOAD, Scenario, accept, grid, parse_snapshot, simulate
 from mx_common.simulate.acceptance import SCENARIOS
-from mx_common.simulate.figures import NOWHERE, Figures
+from mx_common.simulate.figures import NOWHERE, Figures, Tally
 from mx_common.simulate.plot import write_page
-from mx_common.topology import levels, local_topology
+from mx_common.simulate.scenario import MAX_HOSTS, MAX_SOURCES, MAX_TARGETS, MAX_TRIALS
+from mx_common.topology import levels, local_topology, shared_depth
 
 LEVELS = ("zone", "rack", "host")
 BUILT_IN = ("random", "rendezvous_hash", "load_aware", "topology_aware", "balanced")
@@ -164,6 +167,41 @@ def test_without_another_domain_there_is_no_share_of_those_that_tried_one() -> N
     assert simulate(Scenario((0.0,) * 4, 4, trials=2), "balanced").outside_share is None
 
 
+places = st.dictionaries(st.sampled_from(LEVELS), st.sampled_from("ab"))
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.lists(places, min_size=1, max_size=5), st.integers(1, 7), st.integers(1, 4))
+def test_another_domain_is_there_and_tried_as_the_depths_of_all_pairs_say(
+    hosts: list[dict[str, str]], sources: int, attempts: int
+) -> None:
+    register_selector("first", First)
+    figures = simulate(Scenario((0.0,) * sources, 2, trials=1, hosts=tuple(hosts), attempts=attempts), "first")
+    at = [hosts[i % len(hosts)] for i in range(sources)]
+    outside = [shared_depth(at[0], other, LEVELS) < shared_depth(at[0], at[0], LEVELS) for other in at]
+    assert figures.outside_share == (float(any(outside[:attempts])) if any(outside) else None)
+
+
+def test_memory_grows_with_sources_and_hosts_not_with_their_pairs() -> None:
+    register_selector("first", First)
+    hosts = grid(20, 20, 10)
+    tracemalloc.start()
+    try:
+        simulate(Scenario((0.0,) * len(hosts), 2, trials=1, hosts=hosts), "first")
+        assert tracemalloc.get_traced_memory()[1] < 2**13 * len(hosts)  # a table of pairs: 2**15 for each host
+    finally:
+        tracemalloc.stop()
+
+
+@given(st.lists(st.lists(st.integers(0, 9), min_size=4, max_size=4).filter(sum), min_size=1, max_size=4))
+def test_times_are_those_of_all_targets_listed_one_by_one(picks: list[list[int]]) -> None:
+    scenario = Scenario((0.0,) * 4, 8)
+    figures = Figures.of(scenario, [Tally(np.array(row)) for row in picks])
+    times = [readers / scenario.share for row in picks for readers in row for _ in range(readers)]
+    assert figures.time_mean == pytest.approx(np.mean(times))
+    assert figures.time_p99 == pytest.approx(np.percentile(times, 99))
+
+
 def test_the_place_of_this_machine_does_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
     scenario = Scenario((0.0,) * 8, 16, trials=3, hosts=grid(2, 2, 2))
     here = simulate(scenario, "topology_aware")
@@ -211,6 +249,11 @@ def test_a_policy_that_cannot_run_is_said_and_not_replaced_by_random(factory: An
         ({"noise": -0.1}, "noise=-0.1"),
         ({"fresh": 2}, "fresh=2"),
         ({"leaving": 2}, "at least one has to stay"),
+        ({"loads": (0.0,) * (MAX_SOURCES + 1)}, "100001 sources is too large: give at most 100000"),
+        ({"hosts": ({},) * (MAX_HOSTS + 1)}, "100001 hosts is too large: give at most 100000"),
+        ({"targets": MAX_TARGETS + 1}, "targets=400001: give at most 400000"),
+        ({"trials": MAX_TRIALS + 1}, "trials=100001: give at most 100000"),
+        ({"loads": (0.0,) * 40_000, "trials": 501}, "give at most 500 trials"),
     ],
 )
 def test_a_scenario_that_cannot_be_run_is_refused(wrong: dict[str, Any], says: str) -> None:
@@ -230,6 +273,8 @@ def test_a_grid_spreads_the_first_sources_over_zones_then_racks() -> None:
     ]
     with pytest.raises(ConfigError, match="no host"):
         grid(2, 0, 1)
+    with pytest.raises(ConfigError, match="999700029999 hosts: give one of at most 100000"):
+        grid(9999, 9999, 9999)
 
 
 def listed(**changed: Any) -> dict[str, Any]:
