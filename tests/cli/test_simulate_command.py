@@ -175,13 +175,6 @@ def test_loads_from_a_standard_input_that_is_closed_are_wrong_usage(environment)
     assert "Traceback" not in done.stderr
 
 
-def test_a_fleet_of_tens_of_thousands_is_simulated_for_the_few_targets_that_are_asked_for(mx):
-    few = ("--policy", "balanced", "--targets", "2", "--trials", "1", "--json")
-    done = mx("simulate", "--sources", "20000", "--topology", "20x20x50", *few)
-    assert (done.code, done.err) == (0, "")
-    assert sum(json.loads(done.out)["policies"]["balanced"]["picks_mean"]) == 2
-
-
 def test_an_unknown_policy_of_the_environment_is_wrong_usage_as_well(mx):
     done = mx("simulate", *QUICK, MX_P2P_SOURCE_SELECTOR="fastest")
     assert (done.code, done.out) == (64, "")

@@ -190,7 +190,7 @@ def test_a_figure_that_no_machine_has_is_neither_taken_by_a_server_nor_shown_by_
     message = ONE.to_proto()
     for name, value in wrong.items():
         setattr(message, name, value)
-    store = MemoryStore()
+    store = MemoryStore(stale_seconds=30, remove_seconds=60)
     with DirectoryServer("127.0.0.1:0", store) as server, ActivityClient(server.address, timeout=10) as client:
         with pytest.raises(DirectoryRefused, match=next(iter(wrong))):
             client._call("ReportActivity", wire.ReportActivityRequest(activity=message))
