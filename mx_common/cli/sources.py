@@ -15,7 +15,7 @@ from rich.text import Text
 
 from mx_common.cli._ask import asking, server_option
 from mx_common.cli._output import cell, make_console, make_table, print_json, span
-from mx_common.cli._watch import View, print_frame, watch
+from mx_common.cli._watch import MAX_INTERVAL, View, print_frame, watch
 from mx_common.directory.client import DirectoryClient, Listing
 from mx_common.load import lives
 from mx_common.topology import levels
@@ -77,7 +77,9 @@ def command(
     watching: bool = typer.Option(
         False, "--watch", "-w", help="Refresh until interrupted; waits for a directory that is away."
     ),
-    interval: float = typer.Option(2.0, "--interval", min=0.1, help="Seconds between two refreshes of --watch."),
+    interval: float = typer.Option(
+        2.0, "--interval", min=0.1, max=MAX_INTERVAL, help="Seconds between two refreshes of --watch."
+    ),
     wide: bool = typer.Option(False, "--wide", help="Also readers, accelerator, whole worker ids and source ids."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON; with --watch, one document a line."),
 ) -> None:
