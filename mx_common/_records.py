@@ -70,7 +70,9 @@ INSTALLED_TYPES: Types = {
 def emit(marker: str, record: Mapping[str, object], log: logging.Logger, level: int, types: Types = TRANSFER_TYPES) -> None:
     """Log `marker` and the record, its keys of these `types`, and append the record to the records file when there is one."""
     try:
-        line = json.dumps(typed(record, types), allow_nan=False)
+        said = typed(record, types)
+        # the schema first, so that a line that was cut still says what it was
+        line = json.dumps({key: said[key] for key in sorted(said, key=lambda key: key != "schema")}, allow_nan=False)
         with contextlib.suppress(Exception):  # handlers are the caller's, and the file must be written whatever they do
             log.log(level, "%s %s", marker, line)
         pattern = envs.RECORDS_FILE.get()

@@ -88,7 +88,7 @@ class Evidence:
 
 def read(inputs: Sequence[str], stdin: IO[bytes] | None = None) -> Evidence:
     """Raises ConfigError for an input that cannot be read."""
-    return of(find(inputs, stdin or sys.stdin.buffer))
+    return of(find(inputs, stdin))
 
 
 def of(found: Iterable[Found]) -> Evidence:
