@@ -18,7 +18,7 @@ from mx_common.directory.address import Address
 from mx_common.directory.client import DirectoryClient
 from mx_common.errors import ConfigError, DirectoryError, DirectoryUnavailable
 
-__all__ = ["asking", "directory_address", "is_embedded", "name_absence", "patience", "server_option"]
+__all__ = ["SERVER", "asking", "directory_address", "is_embedded", "name_absence", "patience", "server_option"]
 
 PATIENCE_SECONDS = 3.0
 
@@ -31,6 +31,15 @@ def server_option(value: str | None) -> str | None:
         except ConfigError as error:
             raise typer.BadParameter(str(error)) from error
     return value
+
+
+SERVER = typer.Option(
+    None,
+    "--server",
+    callback=server_option,
+    help="host:port of the directory. [default: MX_SERVER_ADDRESS, else the embedded one]",
+)
+"""`--server` of commands that watch a directory."""
 
 
 def is_embedded(server: str | None) -> bool:

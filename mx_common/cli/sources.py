@@ -13,7 +13,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from mx_common.cli._ask import asking, server_option
+from mx_common.cli._ask import SERVER, asking
 from mx_common.cli._output import cell, make_console, make_table, print_json, span
 from mx_common.cli._watch import MAX_INTERVAL, View, print_frame, watch
 from mx_common.directory.client import DirectoryClient, Listing
@@ -68,12 +68,7 @@ def fetch(client: DirectoryClient, model: str | None = None) -> list[SourceRow]:
 
 def command(
     model: str = typer.Option(None, "--model", help="Only sources of this model."),
-    server: str = typer.Option(
-        None,
-        "--server",
-        callback=server_option,
-        help="host:port of the directory. [default: MX_SERVER_ADDRESS, else the embedded one]",
-    ),
+    server: str = SERVER,
     watching: bool = typer.Option(
         False, "--watch", "-w", help="Refresh until interrupted; waits for a directory that is away."
     ),

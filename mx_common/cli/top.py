@@ -12,7 +12,7 @@ import typer
 from rich.console import RenderableType
 
 from mx_common.cli import _top_frame
-from mx_common.cli._ask import asking, patience, server_option
+from mx_common.cli._ask import SERVER, asking, patience
 from mx_common.cli._output import make_console, print_json
 from mx_common.cli._top_frame import Snapshot, Traffic, frame, of_source, of_version
 from mx_common.cli._watch import MAX_INTERVAL, View, print_frame, watch
@@ -27,12 +27,7 @@ __all__ = ["command"]
 
 def command(
     model: str = typer.Option(None, "--model", help="Only sources, loads, refits and versions of this model."),
-    server: str = typer.Option(
-        None,
-        "--server",
-        callback=server_option,
-        help="host:port of the directory. [default: MX_SERVER_ADDRESS, else the embedded one]",
-    ),
+    server: str = SERVER,
     interval: float = typer.Option(1.0, "--interval", min=0.1, max=MAX_INTERVAL, help="Seconds between two frames."),
     once: bool = typer.Option(False, "--once", help="Print one frame and end."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON; without --once, one document a line."),

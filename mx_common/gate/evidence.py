@@ -207,12 +207,12 @@ def _is_figure(value: object) -> bool:
 
 
 def _is_whole(value: object) -> bool:
-    return value is None or (isinstance(value, int) and not isinstance(value, bool))
-
-
-def _number(value: object) -> float | None:
-    return as_float(value) if value is not None and not isinstance(value, bool) and math.isfinite(as_float(value)) else None
+    return value is None or _whole(value) is not None
 
 
 def _whole(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _number(value: object) -> float | None:
+    return as_float(value) if value is not None and not isinstance(value, bool) and math.isfinite(as_float(value)) else None
