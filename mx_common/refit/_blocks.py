@@ -1,13 +1,14 @@
 """Row blocks: the unit in which a shard's content is digested, so that a receiver of part of a shard can still verify what it read.
 
     blocks = row_blocks(rows=4096, nbytes=16 << 20)          # 8
-    row_block_digests(tensor, blocks)                        # [8] uint64, on either side
+    row_block_digests([tensor], [blocks])                    # [[8] uint64], on either side
 
 Invariant: blocks are equal, consecutive along dim 0, and dense in memory; source and receiver cut alike without talking.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -34,16 +35,17 @@ def row_blocks(rows: int, nbytes: int) -> int:
     return 1
 
 
-def row_block_digests(tensor: torch.Tensor, blocks: int) -> npt.NDArray[np.uint64]:
-    """[blocks] uint64: the digest of each of `blocks` equal row blocks of a contiguous tensor, where it lies.
+def row_block_digests(tensors: Sequence[torch.Tensor], blocks: Sequence[int]) -> list[npt.NDArray[np.uint64]]:
+    """For each contiguous tensor, [blocks] uint64: the digest of each of its equal row blocks, where it lies.
 
     Raises ConfigError when the blocks do not divide its rows.
     """
     from mx_common.load.digest import block_digests
 
-    rows = tensor.shape[0] if tensor.dim() else 1
-    if blocks < 1 or rows % blocks:
-        raise ConfigError(
-            f"{rows} rows do not divide into {blocks} equal blocks; take the count from row_blocks or from the shard table"
-        )
-    return np.array(block_digests(tensor, blocks), dtype=np.uint64)
+    for tensor, count in zip(tensors, blocks, strict=True):
+        rows = tensor.shape[0] if tensor.dim() else 1
+        if count < 1 or rows % count:
+            raise ConfigError(
+                f"{rows} rows do not divide into {count} equal blocks; take the count from row_blocks or from the shard table"
+            )
+    return block_digests(tensors, blocks)

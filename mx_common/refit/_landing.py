@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from mx_common.errors import ConfigError, CoverageError
-from mx_common.refit._memory import ALIGNMENT, Memory, carved
+from mx_common.refit._memory import ALIGNMENT, Memory, carved, padded
 from mx_common.refit.capture import Capture, CapturedPiece
 from mx_common.refit.engine import RefitEngine, RefitJob, TensorFacts
 from mx_common.refit.pieces import Piece, Pieces
@@ -97,7 +97,8 @@ def reshard_layout(capture: Capture, facts: TensorFacts, engine: RefitEngine, jo
     touched = sorted({piece.param for piece in capture.pieces})
     memory, bound, where = Memory(device), job.staging_bytes // 2, device.index or 0
     shadowed = _room_for_shadow(job, sum(live[name].nbytes for name in touched), device)
-    target = {name: memory.like(live[name]) if shadowed else memory.adopt(live[name]) for name in touched}
+    written_to = {name: live[name] for name in touched}
+    target = memory.like(written_to) if shadowed else {name: memory.adopt(tensor) for name, tensor in written_to.items()}
     written = dict.fromkeys(touched, 0)  # no two pieces write the same byte
     for piece in capture.pieces:
         written[piece.param] += math.prod(piece.size) * piece.dst_dtype.itemsize
@@ -217,8 +218,7 @@ def _dense(name: str, start: tuple[int, ...], tensor: torch.Tensor) -> Piece:
 
 
 def _padded(shape: tuple[int, ...], dtype: torch.dtype) -> int:
-    nbytes = math.prod(shape) * int(dtype.itemsize)
-    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+    return padded(math.prod(shape) * int(dtype.itemsize))
 
 
 def _batches(items: Sequence, bound: int) -> Iterator[list]:  # type: ignore[type-arg]

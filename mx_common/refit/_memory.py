@@ -1,7 +1,7 @@
 """The memory a receiver reads into: registered once, found again by address.
 
     memory = Memory(device)
-    shadow = memory.like(parameter)                 # same shape, dtype and strides
+    shadows = memory.like(parameters)               # same shapes, dtypes and strides, side by side
     area = memory.area(512 << 20)                   # bytes to carve tensors from
     memory.bytes_at(addr, nbytes)                   # what lies there, as a flat int8 tensor
 
@@ -11,20 +11,21 @@ Invariant: a buffer is never moved or freed while its `Memory` lives, so address
 from __future__ import annotations
 
 import bisect
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mx_common.load.digest import byte_view
+from mx_common.load.digest import ROW, byte_view
 from mx_common.transport import Regions
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["ALIGNMENT", "Memory", "carved"]
+__all__ = ["ALIGNMENT", "Memory", "carved", "padded"]
 
-ALIGNMENT = 256
+ALIGNMENT = ROW  # so that the digests of what lies side by side are made in one call
+_AREA_BYTES = 4 << 30  # of an area for several tensors: one of many times that may find no room in one piece
 
 
 class Memory:
@@ -39,14 +40,17 @@ class Memory:
         """Kind of memory, as transports name it."""
         return "DRAM" if self.device.type == "cpu" else "VRAM"
 
-    def like(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A new tensor laid out as `tensor`, its values undefined."""
-        import torch
-
-        # not empty_like: that gives a tensor with gaps other strides, and places are told in those of `tensor`
-        made = torch.empty_strided(tuple(tensor.shape), tensor.stride(), dtype=tensor.dtype, device=tensor.device)
-        if made.nbytes:
-            self._keep(torch.empty(0, dtype=torch.int8, device=made.device).set_(made.untyped_storage()))
+    def like(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """New tensors laid out as `tensors`, their values undefined."""
+        made: dict[str, torch.Tensor] = {}
+        for batch in _batches(tensors):
+            area = self.area(sum(padded(_extent(tensor)) for tensor in batch.values()))
+            offset = 0
+            for name, tensor in batch.items():
+                # in its own strides: places are told in those, and a tensor with gaps has others when it is made dense
+                flat = area[offset : offset + _extent(tensor)].view(tensor.dtype)
+                made[name] = flat.as_strided(tensor.shape, tensor.stride())
+                offset += padded(flat.nbytes)
         return made
 
     def area(self, nbytes: int) -> torch.Tensor:
@@ -95,5 +99,32 @@ def carved(area: torch.Tensor, wanted: Sequence[tuple[tuple[int, ...], torch.dty
         if offset + nbytes > area.numel():
             raise ValueError(f"{len(wanted)} tensors do not fit {area.numel()} bytes")
         made.append(area[offset : offset + nbytes].view(dtype).view(shape))
-        offset += -(-nbytes // ALIGNMENT) * ALIGNMENT
+        offset += padded(nbytes)
     return made
+
+
+def padded(nbytes: int) -> int:
+    """Bytes that a tensor of `nbytes` takes in an area."""
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+
+
+def _extent(tensor: torch.Tensor) -> int:
+    """Bytes from its first element to its last, gaps included."""
+    if not tensor.numel():
+        return 0
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return int((last + 1) * tensor.element_size())
+
+
+def _batches(tensors: Mapping[str, torch.Tensor]) -> Iterator[dict[str, torch.Tensor]]:
+    """In order, each until it is many bytes."""
+    batch: dict[str, torch.Tensor] = {}
+    used = 0
+    for name, tensor in tensors.items():
+        if batch and used + padded(_extent(tensor)) > _AREA_BYTES:
+            yield batch
+            batch, used = {}, 0
+        batch[name] = tensor
+        used += padded(_extent(tensor))
+    if batch:
+        yield batch

@@ -8,9 +8,7 @@ Invariant: reads memory, writes none.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,45 +25,28 @@ __all__ = ["differing", "nonfinite"]
 def differing(expected: Sequence[npt.NDArray[np.uint64]], runs: Sequence[torch.Tensor]) -> list[tuple[int, int]]:
     """(run, block) of each block whose digest is not the expected one. `runs`: flat bytes of consecutive blocks, where they lie;
     `expected`: the digests of each run's blocks."""
-
-    def found(run: int) -> npt.NDArray[np.bool_]:
-        differs: npt.NDArray[np.bool_] = (
-            np.array(block_digests(runs[run], len(expected[run])), dtype=np.uint64) != expected[run]
-        )
-        return differs
-
-    threads = _threads(runs)
-    if threads == 1:
-        wrong = [found(run) for run in range(len(runs))]
-    else:
-        with ThreadPoolExecutor(threads, thread_name_prefix="mx-digest") as pool:
-            wrong = list(pool.map(found, range(len(runs))))
-    return [(run, int(block)) for run, flags in enumerate(wrong) for block in np.flatnonzero(flags)]
-
-
-def _threads(runs: Sequence[torch.Tensor]) -> int:
-    """As many as leave each the cores that torch takes within one sum."""
-    import torch
-
-    if len(runs) < 2 or runs[0].device.type != "cpu":
-        return 1
-    return max(1, min(len(runs), len(os.sched_getaffinity(0)) // int(torch.get_num_threads())))
+    found = block_digests(runs, map(len, expected))
+    return [
+        (run, int(block))
+        for run, (digests, wanted) in enumerate(zip(found, expected, strict=True))
+        for block in np.flatnonzero(digests != wanted)
+    ]
 
 
 def nonfinite(tensors: Mapping[str, torch.Tensor]) -> list[str]:
     """Names of floating-point tensors with NaN or infinity in them."""
     import torch
 
-    strange = []
-    for name, tensor in tensors.items():
-        if not tensor.is_floating_point() or not tensor.numel():
-            continue
-        if tensor.dtype.itemsize == 1:
-            tensor = tensor.float()  # 8-bit floats can do little
-        # one pass at memory speed; a finite tensor may overflow it, so the rare hit is looked at closely
-        if not torch.isfinite(_finite_if_all_are(tensor)) and not torch.isfinite(tensor).all():
-            strange.append(name)
-    return strange
+    floats = {
+        name: tensor.float() if tensor.dtype.itemsize == 1 else tensor  # 8-bit floats can do little
+        for name, tensor in tensors.items()
+        if tensor.is_floating_point() and tensor.numel()
+    }
+    if not floats:
+        return []
+    # one pass at memory speed and one answer from the device for all; a finite tensor may overflow it, so the rare hit is looked at closely
+    finite = torch.stack([_finite_if_all_are(tensor).double() for tensor in floats.values()]).isfinite().tolist()
+    return [name for name, is_finite in zip(floats, finite, strict=True) if not is_finite and not floats[name].isfinite().all()]
 
 
 def _finite_if_all_are(tensor: torch.Tensor) -> torch.Tensor:

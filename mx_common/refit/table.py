@@ -172,7 +172,7 @@ class ShardTable:
                 f"digests are made of the {len(self)} shards of this table, in its order; the held tensors are others"
             )
         counts = [row_blocks(int(n), int(nbytes)) for n, nbytes in zip(self.size[:, 0], self.nbytes, strict=True)]
-        parts = [row_block_digests(one.tensor, count) for one, count in zip(rows, counts, strict=True)]
+        parts = row_block_digests([one.tensor for one in rows], counts)
         flat = np.concatenate([np.zeros(0, dtype=np.uint64), *parts])
         return replace(self, digests=flat, digest_offset=_offsets(counts))
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mx_common.load import digest
-from mx_common.load.digest import ROW, byte_view, tensor_digest
+from mx_common.load.digest import ROW, block_digests, byte_view, tensor_digest, tensor_digests
 
 SIZES = [1, 7, 8, ROW - 1, ROW, ROW + 1, 3 * ROW + 5, 100_000]
 
@@ -103,6 +103,47 @@ def test_a_transposed_weight_is_digested_in_memory_order():
 def test_a_tensor_with_gaps_is_refused_with_its_shape():
     with pytest.raises(ValueError, match=r"shape \(10, 5\) and strides \(10, 1\) has gaps"):
         tensor_digest(torch.zeros(10, 10)[:, :5])
+
+
+LENGTHS = st.sampled_from([0, 1, 576, ROW - 1, ROW, ROW + 1, 2 * ROW, 3 * ROW + 5, 40 * ROW])
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from([0, 1, 576, ROW, 2 * ROW, 33 * ROW]), LENGTHS), max_size=8), st.randoms())
+def test_tensors_that_lie_side_by_side_are_digested_as_if_alone(gaps_and_lengths, order):
+    area = random_bytes(sum(gap + length for gap, length in gaps_and_lengths))
+    tensors, place = [], 0
+    for gap, length in gaps_and_lengths:
+        tensors.append(area[place + gap : place + gap + length])
+        place += gap + length
+    tensors += [random_bytes(3 * ROW), area]  # of another allocation; all of them once more
+    order.shuffle(tensors)
+    assert list(tensor_digests(tensors)) == [tensor_digest(tensor.clone()) for tensor in tensors]
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 8), st.sampled_from([0, 1, 700, ROW, 2 * ROW + 3, 5 * ROW])), max_size=6))
+def test_a_block_is_digested_as_if_it_were_a_tensor_of_its_own(blocks_and_lengths):
+    area = random_bytes(sum(blocks * length for blocks, length in blocks_and_lengths))
+    tensors = list(area.split([blocks * length for blocks, length in blocks_and_lengths]))
+    found = block_digests(tensors, [blocks for blocks, _ in blocks_and_lengths])
+    for tensor, (blocks, _), digests in zip(tensors, blocks_and_lengths, found, strict=True):
+        assert digests.dtype == np.uint64
+        assert digests.tolist() == [tensor_digest(part.clone()) for part in tensor.view(blocks, -1)]
+
+
+@pytest.mark.parametrize("blocks", [0, 3, 8])
+def test_blocks_that_do_not_divide_the_bytes_are_refused(blocks):
+    with pytest.raises(ValueError, match=f"100 bytes do not divide into {blocks} equal blocks"):
+        block_digests([torch.zeros(100, dtype=torch.uint8)], [blocks])
+
+
+def test_many_bytes_are_digested_in_batches_with_the_same_values(monkeypatch):
+    area = random_bytes(64 * ROW)
+    expected = [tensor_digest(part) for part in area.view(16, -1)]
+    monkeypatch.setattr(digest, "_BATCH_BYTES", 9 * ROW)
+    assert list(tensor_digests(area.view(16, -1))) == expected
+    assert block_digests([area], [16])[0].tolist() == expected  # one tensor is never cut
 
 
 def test_a_scalar_has_a_digest():

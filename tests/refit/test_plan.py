@@ -254,7 +254,7 @@ def test_what_lands_has_the_digests_that_were_published_with_the_shards() -> Non
     def digests(addr: int, shard: int, first: int, blocks: int, nbytes: int) -> list[int]:
         landed = torch.frombuffer(bytearray(ctypes.string_at(addr, nbytes)), dtype=torch.int8).view(blocks, -1)
         published = table.digests[table.digest_offset[shard] + first :][:blocks]
-        assert row_block_digests(landed, blocks).tolist() == published.tolist()
+        assert row_block_digests([landed], [blocks])[0].tolist() == published.tolist()
         return published.tolist()
 
     seen = []

@@ -82,13 +82,13 @@ class TestRowBlocks:
     def test_each_block_has_the_digest_of_its_rows(self):
         tensor = torch.randn(8, 3, 5)
         for blocks in (1, 2, 4, 8):
-            assert row_block_digests(tensor, blocks).tolist() == [tensor_digest(part) for part in tensor.chunk(blocks)]
-        assert row_block_digests(torch.tensor(2.0), 1).tolist() == [tensor_digest(torch.tensor(2.0))]
+            assert row_block_digests([tensor], [blocks])[0].tolist() == [tensor_digest(part) for part in tensor.chunk(blocks)]
+        assert row_block_digests([torch.tensor(2.0)], [1])[0].tolist() == [tensor_digest(torch.tensor(2.0))]
 
     @pytest.mark.parametrize("blocks", [0, 3, 16])
     def test_blocks_that_do_not_divide_the_rows_are_refused(self, blocks):
         with pytest.raises(ConfigError, match="8 rows do not divide"):
-            row_block_digests(torch.ones(8), blocks)
+            row_block_digests([torch.ones(8)], [blocks])
 
     def test_a_changed_row_changes_the_digest_of_its_block_alone(self):
         tensor = torch.zeros(8, KIB64 // 4)
