@@ -4,7 +4,7 @@
     reader.attach(memory, table.agents)                   # registers and connects what is new
     reader.run(plan, table, wire, seconds, verify=True)   # returns when every byte is where it belongs and is what was published
 
-Invariant: `run` raises before a digest that differs is followed by another read of its round; after an error the transport is given up by
+Invariant: `run` raises before a digest that differs is followed by another read of its round; after an error the transports are given up by
 `reset`, since only its end stops late writes.
 """
 
@@ -24,6 +24,7 @@ from mx_common import envs
 from mx_common._timed import Stages, timed
 from mx_common.errors import DigestMismatch
 from mx_common.load.tensors import some_names
+from mx_common.refit._lanes import Lanes
 from mx_common.refit._memory import Memory
 from mx_common.refit._verify import differing
 from mx_common.refit.plan import Plan
@@ -36,9 +37,6 @@ if TYPE_CHECKING:
 __all__ = ["Reader", "Wire"]
 
 _AGENTS_AT_ONCE = 8
-
-# Memory of aborted reads whose transport could not be destroyed: late bytes may still land in it, so it is kept for good.
-_quarantine: list[Memory | None] = []
 
 
 class _Blocks(Protocol):
@@ -83,15 +81,11 @@ class Wire:
 
 
 class Reader:
-    """One receiver's transport, its staging for pulls, and its connections."""
+    """One receiver's transports, and its staging for pulls."""
 
     def __init__(self, name: str, opener: Callable[[str], Transport]) -> None:
-        self._name, self._opener = name, opener
-        self._opened = 0
-        self._transport: Transport | None = None
+        self._lanes = Lanes(name, opener)
         self._memory: Memory | None = None
-        self._registered = 0
-        self._peers: dict[str, tuple[bytes, str]] = {}
         self._staging: torch.Tensor | None = None
         self._stuck = False
 
@@ -101,21 +95,10 @@ class Reader:
             self._staging = None
         if staging_bytes and (self._staging is None or self._staging.numel() < staging_bytes):
             self._staging = memory.area(staging_bytes)
-        if memory is not self._memory or memory.nbytes != self._registered or self._transport is None:
-            self._drop_transport()
-            self._opened += 1
-            self._transport = self._opener(f"{self._name}-{self._opened}")
-            self._transport.register(memory.regions())
-            self._memory, self._registered = memory, memory.nbytes
-        for name in set(self._peers) - {agent.name for agent in agents}:
-            self._transport.disconnect(self._peers.pop(name)[1])
-        for agent in agents:
-            known = self._peers.get(agent.name)
-            if known is not None and known[0] == agent.metadata:
-                continue
-            if known is not None:
-                self._transport.disconnect(known[1])
-            self._peers[agent.name] = (agent.metadata, self._transport.connect(agent.metadata))
+        if not self._lanes.suits(memory, agents):
+            self._drop_transports()
+        self._memory = memory
+        self._lanes.attach(memory, agents)
 
     def run(self, plan: Plan, table: ShardTable, wire: Wire, seconds: Stages, *, verify: bool) -> None:
         """Raises TransferError, SourceLost, TransferTimeout, and DigestMismatch naming what differs."""
@@ -145,31 +128,27 @@ class Reader:
                     _copy(plan, first, last, base, offsets, self._memory)
 
     def reset(self) -> bool:
-        """Give the transport up after an error. False when it could not be closed: then the memory it was reading into is kept for good,
+        """Give the transports up after an error. False when one could not be closed: then the memory it was reading into is kept for good,
         and must not be used again."""
         with contextlib.suppress(Exception):  # it is remembered
-            self._drop_transport()
+            self._drop_transports()
         stuck, self._stuck = self._stuck, False
         return not stuck
 
     def release(self) -> None:
-        """Close the transport and forget the memory. Raises what the transport raises when it cannot be closed."""
-        self._drop_transport()
+        """Close the transports and forget the memory. Raises what a transport raises when it cannot be closed."""
+        self._drop_transports()
         self._memory = self._staging = None
 
     def close(self) -> None:
-        """The same, whatever the transport says."""
+        """The same, whatever the transports say."""
         self.reset()
         self._memory = self._staging = None
 
-    def _drop_transport(self) -> None:
-        transport, self._transport, self._peers = self._transport, None, {}
-        if transport is None:
-            return
+    def _drop_transports(self) -> None:
         try:
-            transport.close()
-        except BaseException:  # a second close says nothing any more, so it is now or never
-            _quarantine.append(self._memory)
+            self._lanes.close()
+        except BaseException:
             self._memory = self._staging = None
             self._stuck = True
             raise
@@ -192,12 +171,8 @@ class Reader:
                 wire.add(table.agents[agent].slot, part)
 
     def _read_agent(self, agent: Agent, reads: Iterable[Reads], wire: Wire) -> list[WireResult]:
-        assert self._transport is not None
-        peer = self._peers[agent.name][1]
         timeout, stall = envs.TRANSFER_TIMEOUT.get(), envs.STALL_TIMEOUT.get()
-        return [
-            self._transport.read(peer, part, timeout=timeout, stall_timeout=stall, progress=wire.reading()) for part in reads
-        ]
+        return [self._lanes.read(agent, part, timeout=timeout, stall_timeout=stall, progress=wire.reading()) for part in reads]
 
     def _verify(self, table: ShardTable, rows: _Blocks, memory: Memory, addr: list[int], nbytes: npt.NDArray[np.int64]) -> None:
         expected: list[npt.NDArray[np.uint64]] = []

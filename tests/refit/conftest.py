@@ -90,16 +90,21 @@ def trainer(directory):
 
 @pytest.fixture
 def receive(directory):
-    """Makes (engine, receiver) pairs; receivers are closed at the end."""
+    """Makes (engine, receiver) pairs; receivers are closed at the end. `opened`: the transports they opened, in order."""
     made = []
 
     def start(path="reshard", rank=0, world=1, *, engine=None, fault=None, **job):
         engine = engine or ToyEngine(rank, world)
         facts = RefitJob(MODEL, f"engine-{len(made)}", path=path, rank=rank, world=world, engine="toy", framework="toy", **job)
         log = logging.getLogger("tests.refit")
-        made.append(Receiver(facts, engine, log, opener=lambda name: LocalTransport(name, fault=fault)))
+        made.append(Receiver(facts, engine, log, opener=lambda name: opened(LocalTransport(name, fault=fault))))
         return engine, made[-1]
 
+    def opened(transport):
+        start.opened.append(transport)
+        return transport
+
+    start.opened = []
     yield start
     for one in made:
         one.close()

@@ -138,7 +138,7 @@ def test_an_interrupt_ends_the_transport_and_mixed_weights_are_refused(trainer, 
     engine, receiver = receive(fault=fault, shadow=shadow)
     with pytest.raises(KeyboardInterrupt):
         receiver.update()
-    assert receiver._reader._transport is None, "reads that are under way would land in what is read next"
+    assert [one._closed for one in receive.opened] == [True], "reads that are under way would land in what is read next"
     assert bool(engine.refused) == (shadow == "never")
     fault.on.clear()
     receiver.update()
@@ -200,7 +200,7 @@ def test_memory_of_a_transport_that_cannot_be_closed_is_never_read_into_again(tr
     engine, receiver = receive(fault=fault)
     receiver.update()
     before = receiver._reader._memory
-    held, close = receiver._reader._transport, LocalTransport.close
+    (held,), close = receive.opened, LocalTransport.close
 
     def stuck(transport):
         close(transport)
