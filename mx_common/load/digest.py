@@ -32,7 +32,7 @@ __all__ = ["ROW", "block_digests", "byte_view", "tensor_digest", "tensor_digests
 ROW = 2048
 SUMS = 8
 _FLOAT_ROWS = 8192  # rows at a time where sums are made in float32: 64 MiB of scratch
-_BATCH_BYTES = 1 << 30  # tensors at a time: 16 MiB of sums, one copy to the host
+_BATCH_BYTES = 256 << 20  # of tensors at a time: 4 MiB of sums, one copy to the host
 _GAP_BYTES = 32 * ROW  # between tensors whose rows are summed in one call: to sum it as well costs less than another call
 
 
