@@ -1,6 +1,6 @@
 """One attempt to read a model's weights out of one source.
 
-    outcome = pull(candidate, table, job, client, transport, policy, log, reporter)  # Pulled, or Failed with the reason
+    outcome = Attempt(candidate, table, job, client, transport, policy, log, reporter).pull()  # Pulled, or Failed with the reason
 
 Manifest under a lease, plan, read, digests, floor verdict: in that order, each able to end the attempt with an error of the tree.
 Invariant: the target's memory is written only after names, dtypes, sizes, layouts and coverage agree; `Failed.moved` tells
@@ -14,14 +14,14 @@ import logging
 import socket
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from mx_common import floor, metrics
 from mx_common._spans import span
 from mx_common._timed import Stages, timed
 from mx_common.directory.activities import Activity
-from mx_common.directory.activity_reporter import Reporter
+from mx_common.directory.activity_reporter import Doing, Reporter
 from mx_common.directory.address import Address
 from mx_common.directory.client import DirectoryClient
 from mx_common.directory.worker_client import LeaseKeeper, WorkerClient
@@ -33,9 +33,9 @@ from mx_common.load.progress import TransferProgress
 from mx_common.load.record import context
 from mx_common.load.tensors import TensorTable, some_names
 from mx_common.selection import Candidate
-from mx_common.transport import Transport, WireResult
+from mx_common.transport import Reads, Transport, WireResult
 
-__all__ = ["Failed", "Pulled", "pull"]
+__all__ = ["Attempt", "Failed", "Pulled"]
 
 
 @dataclass(frozen=True)
@@ -61,97 +61,97 @@ class Pulled:
     seconds: dict[str, float]
 
 
-def pull(
-    candidate: Candidate,
-    target: TensorTable,
-    job: Job,
-    client: DirectoryClient,
-    transport: Transport,
-    policy: str,
-    log: logging.Logger,
-    reporter: Reporter,
-) -> Pulled | Failed:
-    """Fill `target`'s memory from `candidate`."""
-    with span(
-        "mx.attempt", source_worker_id=candidate.worker_id, mx_source_id=candidate.mx_source_id, policy=policy
-    ) as attempt:
-        seconds = Stages()
-        outcome = _pull(candidate, target, job, client, transport, policy, log, reporter, seconds, attempt)
-        for stage, taken in seconds.items():
-            metrics.LOAD_STAGES.add(taken, stage=stage)
-        return outcome
+@dataclass
+class Attempt:
+    """One source to read, and all that reading it takes. `moved`: `target`'s memory may have been written."""
 
+    candidate: Candidate
+    target: TensorTable
+    job: Job
+    client: DirectoryClient
+    transport: Transport
+    policy: str
+    log: logging.Logger
+    reporter: Reporter
+    moved: bool = field(default=False, init=False)
 
-def _pull(
-    candidate: Candidate,
-    target: TensorTable,
-    job: Job,
-    client: DirectoryClient,
-    transport: Transport,
-    policy: str,
-    log: logging.Logger,
-    reporter: Reporter,
-    seconds: Stages,
-    attempt: span,
-) -> Pulled | Failed:
-    moved = False
-    try:
-        with reporter.doing(_activity(candidate, job), seconds) as doing:
-            with _offer(candidate, job, client) as offer:
+    def pull(self) -> Pulled | Failed:
+        """Fill `target`'s memory from `candidate`. Once."""
+        source = self.candidate
+        with span(
+            "mx.attempt", source_worker_id=source.worker_id, mx_source_id=source.mx_source_id, policy=self.policy
+        ) as current:
+            seconds = Stages()
+            outcome: Pulled | Failed
+            try:
+                outcome = self._pull(seconds)
+            except (
+                Exception
+            ) as error:  # whatever a peer's records and bytes provoke, they may cost this source and never the load
+                if not isinstance(error, MxError):
+                    self.log.debug("unexpected error in an attempt", exc_info=True)
+                metrics.LOAD_ATTEMPTS.add(outcome=type(error).__name__)
+                current.failed(error)
+                unexpected = "" if isinstance(error, MxError) else "unexpected "
+                outcome = Failed(f"{unexpected}{type(error).__name__}: {error}", self.moved)
+            else:
+                metrics.LOAD_ATTEMPTS.add(outcome="ok")
+                wire = outcome.wire
+                current.set(
+                    wire_bytes=wire.wire_bytes,
+                    transport=wire.transport,
+                    verdict=outcome.verdict.kind,
+                    verified=outcome.verified,
+                )
+            for stage, taken in seconds.items():
+                metrics.LOAD_STAGES.add(taken, stage=stage)
+            return outcome
+
+    def _pull(self, seconds: Stages) -> Pulled:
+        settings = self.job.settings
+        with self.reporter.doing(_activity(self.candidate, self.job), seconds) as doing:
+            with _offer(self.candidate, self.job, self.client) as offer:
                 with timed(seconds, "plan"):
-                    source = TensorTable.from_descriptors(offer.tensors, target.mem)
-                    reads = plan_reads(source, target)
-                    check_coverage(reads, target)
-                    doing.planned(reads.total_bytes, [candidate.worker_id])
-                with timed(seconds, "connect"):
-                    if offer.nixl_metadata:
-                        peer = transport.connect(offer.nixl_metadata)
-                    else:
-                        peer = transport.connect_listener(offer.agent, *offer.listener, job.settings.stall_timeout)
-                moved = True
-                label = f"weights of {job.identity.model_name} from {candidate.worker_id}"
-                with timed(seconds, "wire"), TransferProgress(label, reads.total_bytes, log, doing.reading()) as shown:
-                    wire = transport.read(
-                        peer,
-                        reads,
-                        timeout=job.settings.transfer_timeout,
-                        stall_timeout=job.settings.stall_timeout,
-                        progress=shown,
-                    )
-                transport.disconnect(peer)
+                    source = TensorTable.from_descriptors(offer.tensors, self.target.mem)
+                    reads = plan_reads(source, self.target)
+                    check_coverage(reads, self.target)
+                    doing.planned(reads.total_bytes, [self.candidate.worker_id])
+                wire = self._read(offer, reads, seconds, doing)
                 offer.check()
             with timed(seconds, "verify"):
-                verified = job.settings.verify_digest and source.digested
-                if job.settings.verify_digest:
-                    _compare_digests(source, target)
+                verified = settings.verify_digest and source.digested
+                if settings.verify_digest:
+                    _compare_digests(source, self.target)
         said = context(
-            job,
-            policy,
+            self.job,
+            self.policy,
             descriptors=wire.descriptors,
             transport=wire.transport,
-            peers=[{"source": candidate.worker_id, "wire_bytes": wire.wire_bytes, "wire_s": round(wire.wire_seconds, 6)}],
-            source_worker_id=candidate.worker_id,
-            mx_source_id=candidate.mx_source_id,
+            peers=[{"source": self.candidate.worker_id, "wire_bytes": wire.wire_bytes, "wire_s": round(wire.wire_seconds, 6)}],
+            source_worker_id=self.candidate.worker_id,
+            mx_source_id=self.candidate.mx_source_id,
             verified=verified,
             fallback=False,
             stages_s={stage: round(taken, 6) for stage, taken in seconds.items()},
         )
-        verdict = floor.check(floor.WireTransfer("load", wire.wire_bytes, wire.wire_seconds, said), log)
-    except MxError as error:
-        _say_failed(attempt, error)
-        return Failed(f"{type(error).__name__}: {error}", moved)
-    except Exception as error:  # whatever a peer's records and bytes provoke, they may cost this source and never the load
-        log.debug("unexpected error in an attempt", exc_info=True)
-        _say_failed(attempt, error)
-        return Failed(f"unexpected {type(error).__name__}: {error}", moved)
-    metrics.LOAD_ATTEMPTS.add(outcome="ok")
-    attempt.set(wire_bytes=wire.wire_bytes, transport=wire.transport, verdict=verdict.kind, verified=verified)
-    return Pulled(source, wire, verified, verdict, seconds)
+        verdict = floor.check(floor.WireTransfer("load", wire.wire_bytes, wire.wire_seconds, said), self.log)
+        return Pulled(source, wire, verified, verdict, seconds)
 
-
-def _say_failed(attempt: span, error: Exception) -> None:
-    metrics.LOAD_ATTEMPTS.add(outcome=type(error).__name__)
-    attempt.failed(error)
+    def _read(self, offer: _Offer, reads: Reads, seconds: Stages, doing: Doing) -> WireResult:
+        settings = self.job.settings
+        with timed(seconds, "connect"):
+            if offer.nixl_metadata:
+                peer = self.transport.connect(offer.nixl_metadata)
+            else:
+                peer = self.transport.connect_listener(offer.agent, *offer.listener, settings.stall_timeout)
+        self.moved = True
+        label = f"weights of {self.job.identity.model_name} from {self.candidate.worker_id}"
+        with timed(seconds, "wire"), TransferProgress(label, reads.total_bytes, self.log, doing.reading()) as shown:
+            wire = self.transport.read(
+                peer, reads, timeout=settings.transfer_timeout, stall_timeout=settings.stall_timeout, progress=shown
+            )
+        self.transport.disconnect(peer)
+        return wire
 
 
 @dataclass(frozen=True)

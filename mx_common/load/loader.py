@@ -24,7 +24,7 @@ from mx_common.directory.activity_reporter import Reporter
 from mx_common.directory.client import DirectoryClient
 from mx_common.directory.embedded import resolve
 from mx_common.errors import LoadFailed, MxError
-from mx_common.load.attempt import Pulled, pull
+from mx_common.load.attempt import Attempt, Pulled
 from mx_common.load.candidates import Funnel, find_sources
 from mx_common.load.engine import EngineModel, Job
 from mx_common.load.record import record_fallback
@@ -170,11 +170,12 @@ class _Chain:
                 metrics.LOAD_ATTEMPTS.add(outcome="this_node")
                 self.log.warning("cannot receive weights here: %s: %s", type(error).__name__, error)
                 break
-            outcome = pull(candidate, table, self.job, self.client, transport, funnel.policy, self.log, self.reporter)
+            attempt = Attempt(candidate, table, self.job, self.client, transport, funnel.policy, self.log, self.reporter)
+            outcome = attempt.pull()
             if isinstance(outcome, Pulled):
                 assert self.tensors is not None
                 return Loaded(self.tensors, outcome, transport, candidate.worker_id, tuple(self.reasons))
-            del table
+            del table, attempt
             self.reasons.append(f"source {number}, worker {candidate.worker_id}: {outcome.reason}")
             self.log.warning("source %s did not give the weights: %s", candidate.worker_id, outcome.reason)
             if outcome.moved:
