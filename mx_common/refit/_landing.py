@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from mx_common.errors import ConfigError, CoverageError
+from mx_common.load.tensors import some_names
 from mx_common.refit._memory import ALIGNMENT, Memory, carved, padded
 from mx_common.refit.capture import Capture, CapturedPiece
 from mx_common.refit.engine import RefitEngine, RefitJob, TensorFacts
@@ -44,13 +45,15 @@ class Round:
 @dataclass(frozen=True)
 class Layout:
     """All rounds of a version of this layout. `install` writes the live parameters, unless the rounds do (`writes_live`): by their reads
-    (`reads_live`), or when they have landed. `filled`: what is whole after the last round. `derived`: live tensors that no checkpoint
+    (`reads_live`), or when they have landed. `minimum_bytes`: what the rank's layout needs of what is published. `filled`: what is whole
+    after the last round. `derived`: live tensors that no checkpoint
     tensor fills (not known when only a part is wanted); `unused`: checkpoint tensors the engine ignores."""
 
     rounds: tuple[Round, ...]
     memory: Memory
     install: Callable[[], None]
     writes_live: bool
+    minimum_bytes: int
     reads_live: bool = False
     filled: Mapping[str, torch.Tensor] = field(default_factory=dict)
     derived: tuple[str, ...] = ()
@@ -84,6 +87,7 @@ def staged_layout(capture: Capture, facts: TensorFacts, engine: RefitEngine, job
         memory,
         install,
         not at_once,
+        capture.minimum_bytes(facts),
         derived=_derived(capture, half, job),
         unused=tuple(capture.unused),
     )
@@ -145,6 +149,7 @@ def reshard_layout(capture: Capture, facts: TensorFacts, engine: RefitEngine, jo
         memory,
         install,
         not shadowed,
+        capture.minimum_bytes(facts),
         reads_live=not shadowed,
         filled=target,
         derived=_derived(capture, half, job),
@@ -182,7 +187,8 @@ def _view(into: torch.Tensor, piece: CapturedPiece) -> torch.Tensor:
 
 
 def _half_filled(capture: Capture, facts: TensorFacts, engine: RefitEngine, job: RefitJob) -> list[str]:
-    """Parameters that the loader fills in part. Raises CoverageError where a whole version must fill them, and when it fills nothing."""
+    """Parameters that the loader fills in part. Raises CoverageError where a whole version must fill them, when it leaves out one that the
+    engine does not make itself, and when it fills nothing."""
     live = engine.parameters()
     if not capture.pieces and not capture.whole:
         raise CoverageError(
@@ -201,6 +207,13 @@ def _half_filled(capture: Capture, facts: TensorFacts, engine: RefitEngine, job:
         raise CoverageError(
             f"{job.model_name}: the trainer's tensors fill only part of {', '.join(half[:5])}; it must publish every tensor that the "
             "engine's loader reads"
+        )
+    left = sorted(capture.uncovered.keys() - set(half) - set(engine.derived()))
+    if left and job.wanted is None and not capture.failed:
+        raise CoverageError(
+            f"{job.model_name}: the trainer publishes nothing for {some_names(left)}, which would go on serving the old values among new "
+            "ones; it must publish every tensor that the engine's loader reads, or the engine must ask for a part: with `only` (['*']: all "
+            "that is published) the rest stays as it serves"
         )
     return half
 

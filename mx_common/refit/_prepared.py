@@ -83,7 +83,7 @@ class Planner:
         for plan in self._plans:
             for kind, nbytes in plan.choice.items():
                 choice[kind] = choice.get(kind, 0) + nbytes
-        return Planned(self._layout, self._plans, sum(plan.minimum_bytes for plan in self._plans), choice, verified)
+        return Planned(self._layout, self._plans, self._layout.minimum_bytes, choice, verified)
 
     def forget(self) -> None:
         """Keep nothing for the next version."""

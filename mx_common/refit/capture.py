@@ -12,10 +12,11 @@ loader does with it, or in `whole`, or in `unused`; whatever is not plainly a co
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from mx_common._frozen import FrozenMap
@@ -49,6 +50,11 @@ class CapturedPiece:
     src_dtype: torch.dtype
     dst_dtype: torch.dtype
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the box, as published."""
+        return math.prod(self.size) * int(self.src_dtype.itemsize)
+
 
 @dataclass(frozen=True)
 class Capture:
@@ -60,6 +66,7 @@ class Capture:
     known, so it may stand in `uncovered`.
     `constant`: parameter -> bytes that the loader fills by itself (padding), in parameters that pieces go to: they stay as they are.
     `overlaps`: (parameter, earlier tensor, later tensor) where the loader writes a byte twice; the later one is what serves.
+    `needed`: bytes that serve of those of `whole` of which that is known.
     """
 
     pieces: tuple[CapturedPiece, ...]
@@ -70,6 +77,12 @@ class Capture:
     overlaps: tuple[tuple[str, str, str], ...]
     reasons: Mapping[str, str]
     failed: tuple[str, ...] = ()
+    needed: Mapping[str, int] = field(default_factory=dict)
+
+    def minimum_bytes(self, tensors: Facts) -> int:
+        """Of these published tensors, the bytes that this rank's layout needs; a tensor of which that is not known counts whole."""
+        sizes = {name: math.prod(shape) * dtype.itemsize for name, (shape, dtype) in tensors.items()}
+        return sum(piece.nbytes for piece in self.pieces) + sum(self.needed.get(name, sizes[name]) for name in self.whole)
 
     def left_to_loader(self, reasons: Mapping[str, str]) -> Capture:
         """The same with these tensors whole, and those that the loader writes over one of them: tensor -> why."""
@@ -83,8 +96,13 @@ class Capture:
                 if name not in named:
                     named[name] = "it goes over a tensor that the loader installs"
                     ahead.append(name)
+        needed = {**dict.fromkeys(named.keys() - set(self.whole), 0), **self.needed}
+        for piece in self.pieces:
+            if piece.tensor in named:
+                needed[piece.tensor] += piece.nbytes
         return replace(
             self,
+            needed=FrozenMap(needed),
             pieces=tuple(piece for piece in self.pieces if piece.tensor not in named),
             whole=tuple(dict.fromkeys((*self.whole, *named))),
             unused=tuple(name for name in self.unused if name not in named),

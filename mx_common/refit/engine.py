@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import socket
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
@@ -45,7 +45,10 @@ class RefitEngine(Protocol):
         """The version that was installed last, None before the first. Another object for the same model says the same."""
 
     def parameters(self) -> Mapping[str, torch.Tensor]:
-        """Every tensor that serving reads and the checkpoint fills, by the engine's name. Storage addresses are stable."""
+        """Every tensor that serving reads, by the engine's name. Storage addresses are stable."""
+
+    def derived(self) -> Collection[str]:
+        """Those of `parameters` that a checkpoint need not fill, since the engine makes them itself: rotary tables, scales, caches."""
 
     def capture(self, tensors: TensorFacts) -> Capture:
         """What the engine's own loader does with these tensors, in terms of the live parameters."""

@@ -93,6 +93,9 @@ class _Nothing:
     def parameters(self) -> Mapping[str, torch.Tensor]:
         return {"": self._tensor}
 
+    def derived(self) -> tuple[str, ...]:
+        return ()
+
     def capture(self, tensors: TensorFacts) -> Capture:
         return Capture((), tuple(tensors), (), {}, {}, (), {})  # all of them are taken whole
 

@@ -65,6 +65,10 @@ class TorchRefit:
         """Parameters and buffers on the serving device, under every name; empty ones (packed away) left out."""
         return live.serving(self.model, self.device)
 
+    def derived(self) -> set[str]:
+        """Buffers: what engines compute for themselves they do not keep as parameters."""
+        return {name for name, _ in self.model.named_buffers(remove_duplicate=False)}
+
     def capture(self, tensors: TensorFacts) -> Capture:
         """Raises CoverageError when a repacked layer would get only a part of its tensors."""
         serving, repacked = self.parameters(), self.repacked()

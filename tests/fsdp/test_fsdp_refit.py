@@ -32,6 +32,9 @@ class Collector:
     def parameters(self):
         return self._params
 
+    def derived(self):
+        return ()
+
     def capture(self, tensors):
         twin = {name: torch.empty_like(p, device="meta") for name, p in self._params.items()}
         return capture(lambda stream: self._load(twin, stream), twin, tensors)

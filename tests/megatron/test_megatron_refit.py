@@ -34,6 +34,9 @@ class TransformersEngine:
     def parameters(self):
         return {name: parameter.data for name, parameter in self.model.named_parameters()}
 
+    def derived(self):
+        return ()
+
     def capture(self, tensors):
         twin = {name: torch.empty_like(p, device="meta") for name, p in self.parameters().items()}
         return capture(lambda stream: self._copy(twin, stream), twin, tensors)

@@ -255,10 +255,36 @@ def test_the_newest_version_is_the_highest_number_whatever_came_last(trainer, re
     assert holds(engine, 5)
 
 
-def test_a_parameter_that_no_published_tensor_fills_is_named_as_derived(trainer, receive):
+def test_what_the_engine_makes_itself_is_named_as_derived(trainer, receive):
     trainer(1).publish(1)
-    _, receiver = receive(engine=ToyEngine(extra=True))
-    assert set(receiver.update().derived) == {"rotary", "adapter"}
+    assert receive()[1].update().derived == ("rotary",)
+
+
+@PATHS
+def test_a_parameter_that_no_published_tensor_fills_is_refused_and_the_version_before_serves(trainer, receive, path):
+    source = trainer(1)
+    source.publish(1)
+    engine, receiver = receive(path)
+    receiver.update()
+    source.before_update()
+    source.publish(2, change=lambda rank, held: [h for h in held if h.name not in ("embed", "layers.1.o")])
+    with pytest.raises(RefitFailed, match=r"publishes nothing for embed, layers\.1\.o, .*; version 1 still serves"):
+        receiver.update()
+    assert engine.serving == 1
+    assert holds(engine, 1)
+
+
+@PATHS
+def test_whoever_asks_for_all_that_is_published_keeps_the_rest_as_it_serves(trainer, receive, path):
+    source = trainer(1)
+    source.publish(1)
+    engine, receiver = receive(path, wanted=lambda name: True)
+    receiver.update()
+    source.before_update()
+    source.publish(2, change=lambda rank, held: [h for h in held if h.name != "embed"])
+    receiver.update()
+    assert torch.equal(engine.parameters()["embed"], checkpoint(1)["embed"])
+    assert torch.equal(engine.parameters()["norm"], checkpoint(2)["norm"])
 
 
 def test_a_parameter_that_is_filled_in_part_is_refused(trainer, receive):
@@ -267,6 +293,16 @@ def test_a_parameter_that_is_filled_in_part_is_refused(trainer, receive):
     with pytest.raises(RefitFailed, match=r"fill only part of layers\.0\.qkv"):
         receiver.update()
     assert engine.serving is None
+
+
+@PATHS
+def test_what_a_rank_needs_is_counted_by_its_own_layout_whatever_is_pulled(trainer, receive, path):
+    trainer(1).publish(1)
+    mine = sum(tensor.nbytes for name, tensor in expected(1, 0, 2).items() if name != "rotary")
+    everything = sum(tensor.nbytes for tensor in checkpoint(1).values())
+    done = receive(path, 0, 2)[1].update()
+    assert done.minimum_bytes == mine
+    assert done.wire_bytes == everything, "full tensors, and whole row blocks of tensors as small as these"
 
 
 def test_a_tensor_that_the_engine_does_not_have_is_named_as_unused(trainer, receive):

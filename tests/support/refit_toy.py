@@ -40,9 +40,7 @@ def checkpoint(seed: int, dtype: torch.dtype = torch.bfloat16) -> dict[str, torc
 class ToyEngine:
     """Implements `mx_common.refit.engine.RefitEngine`."""
 
-    def __init__(
-        self, rank: int = 0, world: int = 1, *, dtype: torch.dtype = torch.bfloat16, lost: str = "", extra: bool = False
-    ) -> None:
+    def __init__(self, rank: int = 0, world: int = 1, *, dtype: torch.dtype = torch.bfloat16, lost: str = "") -> None:
         self.rank, self.world, self.lost = rank, world, lost
         self.serving: int | None = None
         self.refused = ""
@@ -52,12 +50,13 @@ class ToyEngine:
         for n in range(LAYERS):
             shapes |= {f"layers.{n}.qkv": (3 * h, HIDDEN), f"layers.{n}.o": (HIDDEN, h)}
             shapes |= {f"layers.{n}.gate_up": (2 * f, HIDDEN), f"layers.{n}.down": (HIDDEN, f)}
-        if extra:
-            shapes["adapter"] = (HIDDEN, 4)
         self._params = {name: torch.zeros(shape, dtype=dtype) for name, shape in shapes.items()}
 
     def parameters(self) -> Mapping[str, torch.Tensor]:
         return self._params
+
+    def derived(self) -> tuple[str, ...]:
+        return ("rotary",)
 
     def capture(self, tensors: TensorFacts) -> Capture:
         self.captures += 1
