@@ -341,7 +341,9 @@ def test_a_tensor_moved_to_the_loader_takes_what_is_written_over_it_along():
     captured = capture(model.load_weights, model.tensors(), {"embed": f32(6, 4), "head": f32(6, 4), "norm": f32(4)})
     facts = {"embed": f32(6, 4), "head": f32(6, 4), "norm": f32(4)}
     moved = captured.left_to_loader({"embed": "its layer is repacked"})
-    assert moved.minimum_bytes(facts) == captured.minimum_bytes(facts) == 6 * 4 * 4 + 4 * 4, "head is all that serves of the two"
+    assert moved.minimum_bytes(facts) == captured.minimum_bytes(facts) == 6 * 4 * 4 + 4 * 4, (
+        "head is all that serves of the two"
+    )
     assert moved.whole == ("embed", "head")
     assert [piece.tensor for piece in moved.pieces] == ["norm"]
     assert moved.reasons["embed"] == "its layer is repacked"
