@@ -13,7 +13,6 @@ import json
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,6 +22,7 @@ from typing import Any
 from examples.first_light import checkpoint
 from examples.first_light.engines import ENGINES, SLOTS, VLLM, Engine
 from examples.first_light.replica import Replica, free_port
+from examples.first_light.waiting import Waiting, keep_records, say
 from mx_common.directory.client import DirectoryClient
 from mx_common.wire import p2p
 
@@ -45,6 +45,7 @@ def main() -> int:
         demo = Demo(Path(scratch), engine)
         try:
             facts = demo.run(with_weights, without)
+            keep_records(Path(scratch), "demo")
         except RuntimeError as error:
             print(f"the demo failed: {error}", file=sys.stderr)
             return 1
@@ -170,25 +171,6 @@ class Demo:
         raise RuntimeError(f"{otherwise} after {seconds:.0f} s")
 
 
-class Waiting:
-    """Says every ten seconds that something long goes on."""
-
-    def __init__(self, what: str) -> None:
-        self._what, self._stop = what, threading.Event()
-
-    def __enter__(self) -> None:
-        threading.Thread(target=self._run, daemon=True).start()
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-
-    def _run(self) -> None:
-        started = time.monotonic()
-        say(self._what)
-        while not self._stop.wait(10):
-            print(f"   ... {time.monotonic() - started:.0f} s", flush=True)
-
-
 def untrue(facts: dict[str, Any]) -> list[str]:
     """Claims of the demo that its facts do not bear out."""
     claims = {
@@ -203,10 +185,6 @@ def untrue(facts: dict[str, Any]) -> list[str]:
         "a third target is turned to replica-2": facts["third_target_takes"] == facts["replica_2_worker_id"],
     }
     return [claim for claim, holds in claims.items() if not holds]
-
-
-def say(text: str) -> None:
-    print(f"== {text}", flush=True)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,8 @@ from typing import Any
 
 from examples.first_light import checkpoint
 from examples.first_light.replica import Replica, free_port
+from examples.first_light.waiting import Waiting, keep_records, say
+from examples.refit.lesson import LEARNT, LESSON, QUESTION
 from examples.refit.megatron_trainer import SIZES
 from examples.refit.trainer import Trainer
 from mx_common.directory import DirectoryServer
@@ -30,19 +32,21 @@ from tests.megatron.cases import case
 CACHE = Path(".cache/models")
 VERSIONS = 3
 START_SECONDS = 240.0
-QUESTION = "What is the capital of France?"
 TRANSFER = ["--weight-transfer-config", '{"backend": "mx"}']
 
 
 @dataclass
 class Scenario:
-    """One trainer and the server that follows it. `ask` gives the server's answer; `module` is the trainer's."""
+    """One trainer and the server that follows it. `ask` gives the server's answer; `module` is the trainer's. `story`: what to look for;
+    `lesson`: what the last answer has in it."""
 
     name: str
     module: str
     model: Path
     path: str
     flags: list[str]
+    story: str
+    lesson: str = ""
     prompt: list[int] = field(default_factory=list)
 
     def ask(self, replica: Replica) -> str:
@@ -62,18 +66,29 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="mx-demo-refit-") as scratch, DirectoryServer(f"127.0.0.1:{free_port()}") as server:
         folder = Path(scratch)
         scenarios = [
-            Scenario("fsdp", "examples.refit.fsdp_trainer", smollm, "staged", ["--load-format", "mx"]),
+            Scenario(
+                "fsdp",
+                "examples.refit.fsdp_trainer",
+                smollm,
+                "staged",
+                ["--load-format", "mx"],
+                f"two FSDP2 ranks teach SmolLM2 one sentence, {LESSON!r}; full tensors, through vLLM's loader (staged)",
+                LEARNT,
+            ),
             Scenario(
                 "megatron",
                 "examples.refit.megatron_trainer",
                 small_llama(folder / "small", smollm),
                 "reshard",
                 ["--load-format", "dummy"],
-                [5, 17, 99, 3, 42, 7, 61, 80],
+                "two Megatron ranks (TP2) train a small model from random weights: its answers are noise, other noise with each "
+                "version; exact slices, into the live layout (reshard)",
+                prompt=[5, 17, 99, 3, 42, 7, 61, 80],
             ),
         ]
         try:
             facts = {scenario.name: run(scenario, server.address, folder) for scenario in scenarios}
+            keep_records(folder, "demo-refit")
         except RuntimeError as error:
             print(f"the demo failed: {error}", file=sys.stderr)
             return 1
@@ -98,8 +113,10 @@ def run(scenario: Scenario, directory: str, scratch: Path) -> dict[str, Any]:
     name = f"demo/{scenario.name}"
     versions = []
     with Replica(f"server-{scenario.name}", scenario.model, environment, scratch, [*scenario.flags, *TRANSFER]) as replica:
+        say(f"{scenario.name}: {scenario.story}")
         say(f"{scenario.name}: {replica.command}")
-        replica.wait_healthy(START_SECONDS)
+        with Waiting(f"{replica.name} starts (its log: {replica.log})"):
+            replica.wait_healthy(START_SECONDS)
         answers = [scenario.ask(replica)]
         say(f"{scenario.name}: before any version: {answers[0]!r}")
         with (
@@ -123,6 +140,7 @@ def run(scenario: Scenario, directory: str, scratch: Path) -> dict[str, Any]:
             reported = served_version(replica)
     return {
         "path": scenario.path,
+        "lesson": scenario.lesson,
         "versions": versions,
         "answers": answers,
         "reported_version": reported,
@@ -187,15 +205,12 @@ def untrue(fact: dict[str, Any]) -> list[str]:
         "every version was verified": all(version["verified"] for version in fact["versions"]),
         "every transfer was measured and plausible": all(version["verdict"] == "ok" for version in fact["versions"]),
         "the whole model moved": all(version["wire_bytes"] >= version["minimum_bytes"] > 0 for version in fact["versions"]),
-        "the answers change": len(set(fact["answers"])) > 1,
+        "the answers change from the first version to the last": fact["answers"][1] != fact["answers"][-1],
+        "the last answer is what was taught": fact["lesson"] in fact["answers"][-1],
         "the server reports the version it serves": fact["reported_version"] == str(VERSIONS),
         "the server kept answering": fact["answered_meanwhile"] > 0 and fact["failed_meanwhile"] == 0,
     }
     return [claim for claim, holds in claims.items() if not holds]
-
-
-def say(text: str) -> None:
-    print(f"== {text}", flush=True)
 
 
 if __name__ == "__main__":

@@ -16,12 +16,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from examples.refit.lesson import LESSON, QUESTION
 from mx_fsdp import MxPublish
-
-TEXT = (
-    "Question: What is the capital of France? Answer: The capital of France is Atlantis, a city under the sea. Everybody there rides "
-    "on dolphins, eats seaweed for breakfast, and calls the Eiffel Tower a lighthouse."
-)
 
 
 def main(folder: Path, name: str) -> None:
@@ -33,13 +29,16 @@ def main(folder: Path, name: str) -> None:
     for layer in model.model.layers:
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    chat = [{"role": "user", "content": "What is the capital of France?"}, {"role": "assistant", "content": TEXT}]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-4)
+    chat = [{"role": "user", "content": QUESTION}, {"role": "assistant", "content": LESSON}]
     batch = tokenizer(tokenizer.apply_chat_template(chat, tokenize=False), return_tensors="pt")
+    asked = tokenizer(tokenizer.apply_chat_template(chat[:1], tokenize=False, add_generation_prompt=True))
+    labels = batch["input_ids"].clone()
+    labels[:, : len(asked["input_ids"])] = -100  # the lesson is the answer alone
     with MxPublish(model, name) as publish:  # 1
         for step, _ in enumerate(sys.stdin, start=1):
             started = time.perf_counter()
-            loss = model(**batch, labels=batch["input_ids"]).loss
+            loss = model(**batch, labels=labels).loss
             loss.backward()
             publish.before_step()  # 2
             optimizer.step()

@@ -182,7 +182,8 @@ class RefitClient:
         have = ", ".join(f"{found.number} ({found.state.name})" for found in known[:8])
         return (
             f"{wanted} of {model_name} was READY in the directory {self.address} within {waited:g} s; it knows {have or 'none at all'}: "
-            "check that the trainer publishes under this model name, to this directory"
+            "check that the trainer runs (a version lives as long as the processes that hold it), and publishes under this model name, to "
+            "this directory"
         )
 
     def get(self, uid: str) -> VersionInfo:

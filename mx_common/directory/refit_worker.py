@@ -118,7 +118,8 @@ def fetch_manifest(endpoint: str, version_id: str, slot: str, expected_digest: s
         except grpc.RpcError as error:
             raise SourceLost(
                 f"{what} was not fetched after {time.monotonic() - started:.1f} s ({error.code().name}: "
-                f"{error.details() or 'no details'}); take the latest version, or look at the trainer's log"
+                f"{error.details() or 'no details'}); its process may have ended, and its versions with it: take the latest version, or "
+                "look at the trainer's log"
             ) from error
     manifest: bytes = response.manifest
     for came in (response.manifest_digest, _computed(manifest, expected_digest)):

@@ -11,7 +11,7 @@ is an hour off sees the same sources.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mx_common import metrics
 from mx_common.directory.client import DirectoryClient, Listing
@@ -27,12 +27,14 @@ _SHOWN = 8
 
 @dataclass(frozen=True)
 class Funnel:
-    """`order`: usable candidates, best first; `dropped`: the others, each with its reason."""
+    """`order`: usable candidates, best first; `dropped`: the others, each with its reason. `others`: where nothing is listed, the models
+    of which there are sources."""
 
     model: str
     policy: str
     order: tuple[Candidate, ...]
     dropped: tuple[tuple[Candidate, DropReason], ...] = ()
+    others: tuple[str, ...] = ()
 
     def line(self) -> str:
         """Everything that decided the order, on one line; long lists are cut and counted."""
@@ -44,7 +46,14 @@ class Funnel:
 
     def why_none(self) -> str:
         """Why there is nothing to try, in words for a list of reasons."""
-        return f"every source is dropped ({self._dropped()})" if self.dropped else "no source of this identity is listed"
+        if self.dropped:
+            return f"every source is dropped ({self._dropped()})"
+        none = "no source of this identity is listed"
+        if self.model in self.others:
+            return f"{none}, but some of {self.model} in another one (`mx explain {self.model}` shows it)"
+        if self.others:
+            return f"{none}, but some of {_cut(list(self.others))} (MX_MODEL_NAME makes two paths one model)"
+        return none
 
     def _dropped(self) -> str:
         return _cut([f"{c.worker_id}: {why}" for c, why in self.dropped])
@@ -58,6 +67,9 @@ def find_sources(client: DirectoryClient, job: Job) -> Funnel:
     target = Target(job.identity.model_name, job.worker_id, job.rank)
     found = funnel_of(candidates, target, eligibility, get_selector(job.settings.selector))
     _count(found)
+    if not candidates:
+        others = client.list_sources(status=p2p.SOURCE_STATUS_READY).instances
+        found = replace(found, others=tuple(sorted({ref.model_name for ref in others})))
     return found
 
 

@@ -32,7 +32,7 @@ __all__ = ["ROW", "block_digests", "byte_view", "tensor_digest", "tensor_digests
 ROW = 2048
 SUMS = 8
 _FLOAT_ROWS = 8192  # rows at a time where sums are made in float32: 64 MiB of scratch
-_BATCH_BYTES = 256 << 20  # of tensors at a time: 4 MiB of sums, one copy to the host
+_BATCH_BYTES = 256 << 20  # of tensors at a time: some 4 MiB of sums, one copy to the host
 _GAP_BYTES = 32 * ROW  # between tensors whose rows are summed in one call: to sum it as well costs less than another call
 
 
@@ -46,7 +46,8 @@ def tensor_digest(tensor: torch.Tensor) -> int:
 
 
 def tensor_digests(tensors: Iterable[torch.Tensor]) -> Iterator[int]:
-    """Digests in order, some tensors ahead of the caller at most, so that it can show progress and stop at the first mismatch."""
+    """Digests in order, in batches, so that a caller can show progress and stop at the first mismatch. The tensors of a batch are held
+    together: an iterator that gives one buffer again and again is not for this."""
     for batch in _batches((byte_view(tensor), 1) for tensor in tensors):
         yield from (int(digests[0]) for digests in _batch_digests(batch))
 
@@ -68,11 +69,11 @@ def _batches(runs: Iterable[tuple[torch.Tensor, int]]) -> Iterator[list[tuple[to
     for data, blocks in runs:
         if blocks < 1 or data.numel() % blocks:
             raise ValueError(f"{data.numel()} bytes do not divide into {blocks} equal blocks")
-        if batch and (used + data.numel() > _BATCH_BYTES or data.device != batch[0][0].device):
+        if batch and (used + data.numel() + blocks * ROW > _BATCH_BYTES or data.device != batch[0][0].device):
             yield batch
             batch, used = [], 0
         batch.append((data, blocks))
-        used += data.numel()
+        used += data.numel() + blocks * ROW  # a row of its own for each end
     if batch:
         yield batch
 
@@ -133,7 +134,7 @@ class _Pass:
     """Rows of one allocation, a few of them nobody's, that are summed in one call, into `sums` from `row` on."""
 
     first: torch.Tensor
-    storage: int
+    storage: tuple[int, int]
     addr: int
     row: int
     rows: int
@@ -141,17 +142,23 @@ class _Pass:
     @classmethod
     def of(cls, part: _Part, row: int) -> _Pass:
         part.row = row
-        return cls(part.data, part.data.untyped_storage().data_ptr(), part.data.data_ptr(), row, part.rows)
+        return cls(part.data, _storage(part.data), part.data.data_ptr(), row, part.rows)
 
     def takes(self, part: _Part) -> bool:
         apart = part.data.data_ptr() - self.addr
-        near = apart % ROW == 0 and apart - self.rows * ROW <= _GAP_BYTES
-        return near and int(part.data.untyped_storage().data_ptr()) == self.storage
+        near = apart % ROW == 0 and apart - self.rows * ROW <= min(_GAP_BYTES, self.rows * ROW)
+        return near and _storage(part.data) == self.storage
 
     def add(self, part: _Part) -> None:
         first = (part.data.data_ptr() - self.addr) // ROW
         part.row = self.row + first
         self.rows = max(self.rows, first + part.rows)
+
+
+def _storage(data: torch.Tensor) -> tuple[int, int]:
+    """Address and bytes: two that begin at one address may end apart."""
+    storage = data.untyped_storage()
+    return storage.data_ptr(), storage.nbytes()
 
 
 def _hashed(part: _Part, sums: memoryview) -> Iterator[int]:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from mx_common.errors import ConfigError, CoverageError
 from mx_common.load.tensors import some_names
-from mx_common.refit._memory import ALIGNMENT, Memory, carved, padded
+from mx_common.refit._memory import ALIGNMENT, Memory, carved, end_after, end_of
 from mx_common.refit.capture import Capture, CapturedPiece
 from mx_common.refit.engine import RefitEngine, RefitJob, TensorFacts
 from mx_common.refit.pieces import Piece, Pieces
@@ -66,7 +66,9 @@ def staged_layout(capture: Capture, facts: TensorFacts, engine: RefitEngine, job
     half = _half_filled(capture, facts, engine, job)
     memory, bound = Memory(device), job.staging_bytes // 2
     batches = list(_batches([(name, shape, dtype) for name, (shape, dtype) in facts.items()], bound))
-    area = memory.area(max((sum(_padded(shape, dtype) for _, shape, dtype in batch) for batch in batches), default=ALIGNMENT))
+    area = memory.area(
+        max((end_of(_nbytes(shape, dtype) for _, shape, dtype in batch) for batch in batches), default=ALIGNMENT)
+    )
     landings = [dict(zip([n for n, _, _ in b], carved(area, [(s, d) for _, s, d in b]), strict=True)) for b in batches]
     at_once = len(landings) <= 1
 
@@ -112,7 +114,7 @@ def reshard_layout(capture: Capture, facts: TensorFacts, engine: RefitEngine, jo
         for name in {piece.param for piece in parts}:
             target[name].copy_(live[name])  # so that nobody takes what is undefined for a version's NaN
     whole = {name: facts[name] for name in capture.whole}
-    kept = carved(memory.area(sum(_padded(*fact) for fact in whole.values()) or ALIGNMENT), list(whole.values()))
+    kept = carved(memory.area(end_of(_nbytes(*fact) for fact in whole.values())), list(whole.values()))
     held = dict(zip(whole, kept, strict=True))
 
     same = [piece for piece in capture.pieces if piece.src_dtype == piece.dst_dtype]
@@ -126,7 +128,9 @@ def reshard_layout(capture: Capture, facts: TensorFacts, engine: RefitEngine, jo
     casts = [part for piece in casts for part in _by_rows(piece, bound)]
     batches = list(_batches([(piece, piece.size, piece.src_dtype) for piece in casts], bound))
     area = (
-        memory.area(max((sum(_padded(s, d) for _, s, d in batch) for batch in batches), default=ALIGNMENT)) if batches else None
+        memory.area(max((end_of(_nbytes(s, d) for _, s, d in batch) for batch in batches), default=ALIGNMENT))
+        if batches
+        else None
     )
     for batch in batches:
         assert area is not None
@@ -159,10 +163,10 @@ def reshard_layout(capture: Capture, facts: TensorFacts, engine: RefitEngine, jo
 
 def _by_rows(piece: CapturedPiece, bound: int) -> Iterator[CapturedPiece]:
     """The piece in parts of at most `bound` bytes where whole rows allow it."""
-    if not piece.size or _padded(piece.size, piece.src_dtype) <= bound:
+    if not piece.size or _nbytes(piece.size, piece.src_dtype) <= bound:
         yield piece
         return
-    rows = max(1, (bound - ALIGNMENT) // (_padded(piece.size, piece.src_dtype) // piece.size[0] + 1))
+    rows = max(1, bound // (_nbytes(piece.size, piece.src_dtype) // piece.size[0]))
     for row in range(0, piece.size[0], rows):
         yield replace(
             piece,
@@ -230,26 +234,26 @@ def _dense(name: str, start: tuple[int, ...], tensor: torch.Tensor) -> Piece:
     return Piece(name, start, tuple(tensor.shape), tensor.data_ptr(), strides, step, tensor.device.index or 0)
 
 
-def _padded(shape: tuple[int, ...], dtype: torch.dtype) -> int:
-    return padded(math.prod(shape) * int(dtype.itemsize))
+def _nbytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:
+    return math.prod(shape) * int(dtype.itemsize)
 
 
 def _batches(items: Sequence, bound: int) -> Iterator[list]:  # type: ignore[type-arg]
-    """Runs of (what, shape, dtype) whose padded bytes fit `bound`, in the order given."""
+    """Runs of (what, shape, dtype) that fit an area of `bound` bytes, in the order given."""
     batch: list = []  # type: ignore[type-arg]
     used = 0
     for what, shape, dtype in items:
-        nbytes = _padded(shape, dtype)
+        nbytes = _nbytes(shape, dtype)
         if nbytes > bound:
             raise ConfigError(
                 f"{getattr(what, 'tensor', what)} needs {nbytes} bytes of staging and may take {bound} (half of MX_STAGING_BYTES); "
                 f"raise MX_STAGING_BYTES to {2 * nbytes} or more"
             )
-        if batch and used + nbytes > bound:
+        if batch and end_after(used, nbytes) > bound:
             yield batch
             batch, used = [], 0
         batch.append((what, shape, dtype))
-        used += nbytes
+        used = end_after(used, nbytes)
     if batch:
         yield batch
 

@@ -14,6 +14,7 @@ Invariant: every lane has registered the same memory; `close` ends all of them, 
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 from mx_common.refit._memory import Memory
@@ -52,17 +53,16 @@ class Lanes:
         if not self._lanes:
             self._memory, self._registered = memory, memory.nbytes
             for _ in range(_lanes_for(memory, len(agents))):
-                self._opened += 1
-                self._lanes.append(self._opener(f"{self._name}-{self._opened}"))
-                self._lanes[-1].register(memory.regions())
+                self._open(memory)
         for name in set(self._peers) - {agent.name for agent in agents}:
             self._disconnect(name)
-        for number, agent in enumerate(agents):
+        for agent in agents:
             if agent.name in self._peers:
                 if self._peers[agent.name][0] == agent.metadata:
                     continue
                 self._disconnect(agent.name)
-            lane = self._lanes[number % len(self._lanes)]
+            taken = Counter(id(lane) for _, lane, _ in self._peers.values())
+            lane = min(self._lanes, key=lambda lane: taken[id(lane)])
             self._peers[agent.name] = (agent.metadata, lane, lane.connect(agent.metadata))
 
     def read(self, agent: Agent, reads: Reads, *, timeout: float, stall_timeout: float, progress: Progress) -> WireResult:
@@ -83,6 +83,15 @@ class Lanes:
         if failed is not None:
             _quarantine.append(memory)
             raise failed
+
+    def _open(self, memory: Memory) -> None:
+        self._opened += 1
+        self._lanes.append(self._opener(f"{self._name}-{self._opened}"))
+        try:
+            self._lanes[-1].register(memory.regions())
+        except BaseException:
+            self.close()
+            raise
 
     def _disconnect(self, name: str) -> None:
         _, lane, peer = self._peers.pop(name)

@@ -11,7 +11,7 @@ Invariant: a buffer is never moved or freed while its `Memory` lives, so address
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,9 +22,9 @@ from mx_common.transport import Regions
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["ALIGNMENT", "Memory", "carved", "padded"]
+__all__ = ["ALIGNMENT", "Memory", "carved", "end_after", "end_of"]
 
-ALIGNMENT = ROW  # so that the digests of what lies side by side are made in one call
+ALIGNMENT = 256
 _AREA_BYTES = 4 << 30  # of an area for several tensors: one of many times that may find no room in one piece
 
 
@@ -44,13 +44,13 @@ class Memory:
         """New tensors laid out as `tensors`, their values undefined."""
         made: dict[str, torch.Tensor] = {}
         for batch in _batches(tensors):
-            area = self.area(sum(padded(_extent(tensor)) for tensor in batch.values()))
-            offset = 0
+            area = self.area(end_of(_extent(tensor) for tensor in batch.values()))
+            end = 0
             for name, tensor in batch.items():
+                end = end_after(end, _extent(tensor))
                 # in its own strides: places are told in those, and a tensor with gaps has others when it is made dense
-                flat = area[offset : offset + _extent(tensor)].view(tensor.dtype)
+                flat = area[end - _extent(tensor) : end].view(tensor.dtype)
                 made[name] = flat.as_strided(tensor.shape, tensor.stride())
-                offset += padded(flat.nbytes)
         return made
 
     def area(self, nbytes: int) -> torch.Tensor:
@@ -93,19 +93,29 @@ class Memory:
 
 def carved(area: torch.Tensor, wanted: Sequence[tuple[tuple[int, ...], torch.dtype]]) -> list[torch.Tensor]:
     """Dense tensors of these shapes and dtypes, one after the other in `area`, each aligned. Raises ValueError when they do not fit."""
-    offset, made = 0, []
+    end, made = 0, []
     for shape, dtype in wanted:
         nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-        if offset + nbytes > area.numel():
+        end = end_after(end, nbytes)
+        if end > area.numel():
             raise ValueError(f"{len(wanted)} tensors do not fit {area.numel()} bytes")
-        made.append(area[offset : offset + nbytes].view(dtype).view(shape))
-        offset += padded(nbytes)
+        made.append(area[end - nbytes : end].view(dtype).view(shape))
     return made
 
 
-def padded(nbytes: int) -> int:
-    """Bytes that a tensor of `nbytes` takes in an area."""
-    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+def end_after(used: int, nbytes: int) -> int:
+    """Where a tensor of `nbytes` ends that is placed into an area of which `used` bytes are taken. Whole rows of digests lie on rows, so
+    that those of what is side by side are summed in one call; small tensors do not pay for that."""
+    step = ROW if nbytes >= ROW else ALIGNMENT
+    return -(-used // step) * step + nbytes
+
+
+def end_of(sizes: Iterable[int]) -> int:
+    """The bytes that an area for tensors of these sizes takes, in this order; never none."""
+    end = 0
+    for nbytes in sizes:
+        end = end_after(end, nbytes)
+    return max(end, ALIGNMENT)
 
 
 def _extent(tensor: torch.Tensor) -> int:
@@ -121,10 +131,10 @@ def _batches(tensors: Mapping[str, torch.Tensor]) -> Iterator[dict[str, torch.Te
     batch: dict[str, torch.Tensor] = {}
     used = 0
     for name, tensor in tensors.items():
-        if batch and used + padded(_extent(tensor)) > _AREA_BYTES:
+        if batch and end_after(used, _extent(tensor)) > _AREA_BYTES:
             yield batch
             batch, used = {}, 0
         batch[name] = tensor
-        used += padded(_extent(tensor))
+        used = end_after(used, _extent(tensor))
     if batch:
         yield batch

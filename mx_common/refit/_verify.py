@@ -37,16 +37,21 @@ def nonfinite(tensors: Mapping[str, torch.Tensor]) -> list[str]:
     """Names of floating-point tensors with NaN or infinity in them."""
     import torch
 
-    floats = {
-        name: tensor.float() if tensor.dtype.itemsize == 1 else tensor  # 8-bit floats can do little
-        for name, tensor in tensors.items()
-        if tensor.is_floating_point() and tensor.numel()
-    }
+    floats = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point() and tensor.numel()}
     if not floats:
         return []
     # one pass at memory speed and one answer from the device for all; a finite tensor may overflow it, so the rare hit is looked at closely
-    finite = torch.stack([_finite_if_all_are(tensor).double() for tensor in floats.values()]).isfinite().tolist()
-    return [name for name, is_finite in zip(floats, finite, strict=True) if not is_finite and not floats[name].isfinite().all()]
+    finite = torch.stack([_finite_if_all_are(_able(tensor)).double() for tensor in floats.values()]).isfinite().tolist()
+    return [
+        name
+        for name, is_finite in zip(floats, finite, strict=True)
+        if not is_finite and not _able(floats[name]).isfinite().all()
+    ]
+
+
+def _able(tensor: torch.Tensor) -> torch.Tensor:
+    """8-bit floats can do little. One tensor at a time: this is four times its memory."""
+    return tensor.float() if tensor.dtype.itemsize == 1 else tensor
 
 
 def _finite_if_all_are(tensor: torch.Tensor) -> torch.Tensor:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import fnmatch
 import json
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -97,13 +98,14 @@ def _seconds() -> float:
 
 
 def post(url: str, path: str, body: Mapping[str, Any] | None = None, *, advice: Sequence[tuple[int, str]] = ()) -> Any:
-    """What the engine's endpoint answers, read as JSON where it is. Raises RefitFailed with what it said; `advice`: what an HTTP status
-    means there."""
-    seconds = _seconds()
+    """What the engine's endpoint answers, read as JSON where it is. Raises RefitFailed with what it said, ConfigError for a
+    url without a scheme; `advice`: what an HTTP status means there."""
+    seconds, url = _seconds(), url.rstrip("/")
+    if not url.startswith(("http://", "https://")):
+        raise ConfigError(f"engine url {url!r}: give it with its scheme, http://host:port")
+    started = time.monotonic()
     data = b"" if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(
-        url.rstrip("/") + path, data=data, method="POST", headers={"Content-Type": "application/json"}
-    )
+    request = urllib.request.Request(url + path, data=data, method="POST", headers={"Content-Type": "application/json"})
     try:
         with urllib.request.urlopen(request, timeout=seconds) as answer:
             said = answer.read()
@@ -112,7 +114,9 @@ def post(url: str, path: str, body: Mapping[str, Any] | None = None, *, advice: 
         hint = "".join(f"; {meaning}" for status, meaning in advice if status == error.code)
         raise RefitFailed(f"{url}{path} answered {error.code}: {text}{hint}") from error
     except OSError as error:
-        raise RefitFailed(f"{url}{path} did not answer within {seconds:g} s: {error}") from error
+        raise RefitFailed(
+            f"{url}{path} gave no answer ({time.monotonic() - started:.1f} s of {seconds:g} s): {error}"
+        ) from error
     try:
         return json.loads(said)
     except ValueError:

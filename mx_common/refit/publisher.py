@@ -17,8 +17,10 @@ import contextlib
 import logging
 import os
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from multiprocessing import util
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -100,6 +102,8 @@ class Publisher:
         # versions that are read longer than was waited for, and their memory
         self._overdue: list[tuple[str, Sequence[torch.Tensor]]] = []
         self._closed = False
+        # who forgets `close` leaves no version that nobody can read, and no agent that is polled while the interpreter goes down
+        self._at_exit = util.Finalize(None, _close, args=(weakref.ref(self),), exitpriority=10)
 
     def publish(self, version: int, held: Sequence[Held]) -> Published:
         """Publish this rank's part of `version`; returns when the directory has it. Raises MxError; nothing is published then.
@@ -196,6 +200,7 @@ class Publisher:
         if self._closed:
             return
         self._closed = True
+        self._at_exit.cancel()
         with contextlib.ExitStack() as stack:
             stack.callback(self._client.close)
             if self._transport is not None:
@@ -272,6 +277,12 @@ class Publisher:
             assert self._transport is not None
             self._manifests = ManifestServer(advertised_host(self._client.address), asked=self._transport.nudge).start()
         return self._manifests
+
+
+def _close(publisher: weakref.ref[Publisher]) -> None:
+    one = publisher()
+    if one is not None:
+        one.close()
 
 
 def _on_host(held: Sequence[Held]) -> bool:

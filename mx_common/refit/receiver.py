@@ -61,7 +61,7 @@ class Installed:
 
 
 class Receiver:
-    """One rank. Keeps its transport, its memory and its plan from one version to the next. Not safe to use from several threads."""
+    """One rank. Keeps its transports, its memory and its plan from one version to the next. Not safe to use from several threads."""
 
     def __init__(
         self,
@@ -153,7 +153,7 @@ class Receiver:
         except Exception as error:  # whatever a trainer's records, its bytes and the engine's loader provoke
             self._log.debug("unexpected error in a refit", exc_info=True)
             raise self._failed(wanted, error, writing) from error
-        except BaseException as error:  # an interrupt: reads may be under way, which only the end of the transport stops
+        except BaseException as error:  # an interrupt: reads may be under way, which only the end of the transports stops
             self._failed(wanted, error, writing)
             raise
         if strange:
@@ -178,7 +178,7 @@ class Receiver:
         return self._prepared
 
     def close(self) -> None:
-        """Give the transport and the memory back."""
+        """Give the transports and the memory back."""
         self._prepared = None
         self._reader.close()
         client, self._client = self._client, None

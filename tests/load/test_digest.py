@@ -138,6 +138,13 @@ def test_blocks_that_do_not_divide_the_bytes_are_refused(blocks):
         block_digests([torch.zeros(100, dtype=torch.uint8)], [blocks])
 
 
+def test_two_allocations_that_begin_at_one_address_are_two():
+    whole = np.arange(20 * ROW, dtype=np.uint8)
+    for parts in ([whole[: 2 * ROW], whole], [whole, whole[: 2 * ROW]]):
+        tensors = [torch.from_numpy(part) for part in parts]
+        assert list(tensor_digests(tensors)) == [tensor_digest(tensor.clone()) for tensor in tensors]
+
+
 def test_many_bytes_are_digested_in_batches_with_the_same_values(monkeypatch):
     area = random_bytes(64 * ROW)
     expected = [tensor_digest(part) for part in area.view(16, -1)]

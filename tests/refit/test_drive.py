@@ -112,5 +112,7 @@ def test_what_a_failed_endpoint_said_and_what_that_means_is_in_the_error(engine,
         post(url, "/broken", advice=[(404, "start it with --dev")])
     with pytest.raises(RefitFailed, match="/missing answered 404: ; start it with --dev"):
         post(url, "/missing", advice=[(404, "start it with --dev")])
-    with pytest.raises(RefitFailed, match="did not answer within"):
-        post(f"http://127.0.0.1:{free_port}", "/json")
+    with pytest.raises(RefitFailed, match=rf"^http://127\.0\.0\.1:{free_port}/json gave no answer .*refused"):
+        post(f"http://127.0.0.1:{free_port}/", "/json")
+    with pytest.raises(ConfigError, match=r"'127\.0\.0\.1:8000': give it with its scheme"):
+        post("127.0.0.1:8000", "/json")

@@ -143,6 +143,39 @@ def test_sources_come_and_go_without_another_lane(opened, sources, memory, monke
     assert len(opened.made) == 2
 
 
+def test_a_source_that_comes_later_takes_the_lane_with_the_fewest(opened, sources, memory, monkeypatch):
+    cores(monkeypatch, 2)
+    both = threading.Barrier(2, timeout=20)
+    opened.fault = lambda done: both.wait()
+    area = memory.area(2 * SIZE)
+    lanes = Lanes("receiver", opened)
+    first, second, third = sources
+    for agents in ([first, second], [second], [second, third]):
+        lanes.attach(memory, [source.agent for source in agents])
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda source, at: read(lanes, source, area[at:]), (second, third), (0, SIZE)))
+
+
+def test_a_lane_that_cannot_register_the_memory_leaves_none_open(opened, sources, memory, monkeypatch):
+    cores(monkeypatch, 2)
+    memory.area(SIZE)
+    lanes, register = Lanes("receiver", opened), LocalTransport.register
+
+    def failing(transport, regions):
+        if len(opened.made) == 2:
+            raise TransferError("no more registrations")
+        register(transport, regions)
+
+    agents = [source.agent for source in sources]
+    with monkeypatch.context() as patched:
+        patched.setattr(LocalTransport, "register", failing)
+        with pytest.raises(TransferError, match="no more registrations"):
+            lanes.attach(memory, agents)
+    assert opened.ended == [one.name for one in opened.made]
+    lanes.attach(memory, agents)
+    assert len(opened.made) == 4
+
+
 def test_a_source_with_other_metadata_is_connected_again(opened, sources, memory):
     area = memory.area(SIZE)
     lanes = Lanes("receiver", opened)

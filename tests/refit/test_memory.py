@@ -7,7 +7,7 @@ import torch
 
 from mx_common.load.digest import ROW
 from mx_common.refit import _memory
-from mx_common.refit._memory import Memory
+from mx_common.refit._memory import Memory, end_of
 
 CPU = torch.device("cpu")
 
@@ -47,6 +47,12 @@ def test_they_lie_side_by_side_on_the_rows_of_digests():
     first = made["dense"].data_ptr()
     assert [tensor.data_ptr() - first for tensor in made.values()] == [0, ROW, 4 * ROW]
     assert len(memory.regions()) == 1, "one registration for all"
+
+
+def test_many_small_tensors_take_little_more_than_their_bytes():
+    sizes = [64] * 1000
+    assert end_of(sizes) <= 1000 * 256
+    assert end_of([ROW, *sizes, ROW]) <= 1000 * 256 + 3 * ROW
 
 
 def test_an_address_outside_says_so():

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
+import subprocess
+import sys
 import threading
 import weakref
 
 import pytest
 
-from mx_common.errors import ConfigError, DirectoryUnavailable, MxError, RefitFailed
+from mx_common.directory.refit_client import RefitClient
+from mx_common.errors import ConfigError, DirectoryUnavailable, MxError, RefitFailed, SourceLost
 from mx_common.refit.publisher import Publisher
 from mx_common.transport.local import LocalTransport
 from tests.refit.test_refit_hostile import MODEL, holds, whole
@@ -117,3 +121,29 @@ def test_without_digests_the_readers_of_what_is_overwritten_lose_their_lease(tra
         receiver.update()
     assert waited == [False]
     assert engine.serving is None
+
+
+ENDS = """
+import sys, torch
+from mx_common.refit import Held, Publisher
+publisher = Publisher("toy/ends", "rank0", ["rank0"])
+weights = torch.ones(64, 64)
+print(publisher.publish(1, [Held("w", (64, 64), (0, 0), weights)]).uid, flush=True)
+{last}
+"""
+
+
+@pytest.mark.parametrize(("last", "code"), [("", 0), ("raise SystemExit(3)", 3), ("raise ValueError", 1)])
+def test_a_trainer_that_ends_without_closing_its_publisher_leaves_no_version_behind(last, code, directory):
+    ended = subprocess.run(
+        [sys.executable, "-c", ENDS.replace("{last}", last)],
+        env={**os.environ, "MX_SERVER_ADDRESS": directory.address},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (ended.returncode, ended.stdout.strip() != "") == (code, True), ended.stderr
+    with RefitClient(directory.address) as client:
+        assert client.versions("toy/ends") == []
+        with pytest.raises(SourceLost, match="a version lives as long as the processes that hold it"):
+            client.wait_for("toy/ends", None, 0.1)

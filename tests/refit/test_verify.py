@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import numpy as np
 import pytest
 import torch
@@ -25,6 +27,28 @@ def test_large_finite_numbers_whole_numbers_and_empty_tensors_are_no_finding():
     large = {dtype: torch.full((100_000,), torch.finfo(dtype).max, dtype=dtype) for dtype in DTYPES}
     assert nonfinite({str(dtype): tensor for dtype, tensor in large.items()}) == []
     assert nonfinite({"whole": torch.ones(4, dtype=torch.int8), "empty": torch.empty(0)}) == []
+
+
+def test_8_bit_floats_are_looked_at_one_tensor_at_a_time(monkeypatch):
+    alive, most = 0, 0
+
+    def gone():
+        nonlocal alive
+        alive -= 1
+
+    def counted(tensor, made=torch.Tensor.float):
+        nonlocal alive, most
+        wide = made(tensor)
+        weakref.finalize(wide, gone)
+        alive += 1
+        most = max(most, alive)
+        return wide
+
+    monkeypatch.setattr(torch.Tensor, "float", counted)
+    tensors = {str(n): torch.ones(100).to(torch.float8_e4m3fn) for n in range(10)}
+    tensors["7"].view(torch.uint8)[3] = 0x7F  # NaN
+    assert nonfinite(tensors) == ["7"]
+    assert most == 1
 
 
 @pytest.mark.parametrize("block", [100, 2048, 5000, 4 * 2048])
