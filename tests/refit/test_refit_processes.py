@@ -101,13 +101,13 @@ def test_an_engine_that_is_killed_while_it_reads_holds_the_trainer_no_longer_tha
 
 
 def test_an_engine_that_ends_and_starts_again_catches_up_with_what_it_missed(directory, child):
-    trainer = child(directory.address, role="trainer", rank=0, world=1)
+    trainer = child(directory.address, role="trainer", rank=0, world=1, env={"MX_PUBLISH_WAIT_SECONDS": "5"})
     engine = child(directory.address, role="engine", path="staged")
     told(trainer, "publish 1")
     told(engine, "update")
     engine.end()
     for version in (2, 3):
-        assert told(trainer, "update") == "True", "nobody reads any more"
+        assert told(trainer, "update") == "True", "its lease is not what the trainer waits for"
         told(trainer, f"publish {version}")
     again = child(directory.address, role="engine", path="staged")
     assert told(again, "holds 3") == "False"
