@@ -36,12 +36,12 @@ def _own_corner(monkeypatch, tmp_path):
 class Trainer:
     """`world` ranks, each with its rows of every tensor, or of those whose names `columns` accepts its columns."""
 
-    def __init__(self, world=2, *, run="run-1", dtype=torch.bfloat16, columns=lambda name: False, mode="in_place", fault=None):
+    def __init__(self, world=2, *, run="run-1", dtype=torch.bfloat16, columns=lambda name: False, mode="in_place", opener=None):
         self.slots = [f"rank{n}" for n in range(world)]
-        self.dtype, self.columns, self.faults = dtype, columns, fault
+        self.dtype, self.columns = dtype, columns
         self.memory = [{} for _ in self.slots]
         self.ranks = [
-            Publisher(MODEL, slot, self.slots, run=run, mode=mode, opener=lambda name: LocalTransport(name))
+            Publisher(MODEL, slot, self.slots, run=run, mode=mode, opener=opener or (lambda name: LocalTransport(name)))
             for slot in self.slots
         ]
 

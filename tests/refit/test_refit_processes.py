@@ -7,12 +7,14 @@ import signal
 import sys
 import time
 
+import psutil
 import pytest
 
 from mx_common.directory import DirectoryServer
 from tests.support.process import Process
 from tests.support.refit_hosts import LIMIT, floor_between, ok_in_the_end, told
 
+COPY_BYTES = 225_000  # of the toy's weights at scale 1, with whose square they grow
 PATHS = pytest.mark.parametrize("path", ["reshard", "staged"])
 
 
@@ -28,6 +30,36 @@ def test_versions_travel_between_processes_over_nixl(directory, child, path, tls
         for engine in engines:
             assert json.loads(told(engine, "update"))["version"] == version
             assert told(engine, f"holds {version}") == "True"
+
+
+def test_a_hundred_versions_leave_no_memory_descriptors_or_threads_behind(directory, child):
+    """In the trainer's ranks and in an engine of either path; of memory, not even a tenth of a copy a version."""
+    scale, allowed = 5, 10 * COPY_BYTES * 5**2
+    trainers = [child(directory.address, role="trainer", rank=rank, world=2, scale=scale) for rank in range(2)]
+    engines = [child(directory.address, role="engine", path=path, scale=scale) for path in ("reshard", "staged")]
+
+    def all_told(processes, command):
+        for process in processes:
+            process.tell(command)
+        return [process.expect(command.split()[0]) for process in processes]
+
+    def serve(first, last):
+        """Installs these versions; what each process holds then."""
+        for version in range(first, last + 1):
+            assert all_told(trainers, "update") == ["True", "True"]
+            all_told(trainers, f"publish {version} {version % 2 + 1}")
+            assert [json.loads(done)["version"] for done in all_told(engines, "update")] == [version, version]
+        return [
+            (process.num_fds(), process.num_threads(), process.memory_info().rss)
+            for process in (psutil.Process(one.popen.pid) for one in (*trainers, *engines))
+        ]
+
+    before, after = serve(1, 10), serve(11, 100)
+    assert all_told(engines, "holds 1") == ["True", "True"], "version 100 has the weights of seed 1"
+    for was, now in zip(before, after, strict=True):
+        assert now[0] <= was[0] + 2, (before, after)
+        assert now[1] <= was[1] + 2, (before, after)
+        assert now[2] <= was[2] + allowed, (before, after)
 
 
 def test_a_rank_that_is_killed_while_it_is_read_leaves_the_old_version(directory, child):
@@ -62,6 +94,25 @@ def test_an_engine_that_is_killed_while_it_reads_holds_the_trainer_no_longer_tha
     engine.signal(signal.SIGKILL)
     trainer.signal(signal.SIGCONT)
     assert told(trainer, "update") == "True"
+    told(trainer, "publish 2")
+    successor = child(directory.address, role="engine", path="reshard", scale=12)
+    assert json.loads(told(successor, "update"))["version"] == 2
+    assert told(successor, "holds 2") == "True"
+
+
+def test_an_engine_that_ends_and_starts_again_catches_up_with_what_it_missed(directory, child):
+    trainer = child(directory.address, role="trainer", rank=0, world=1, env={"MX_PUBLISH_WAIT_SECONDS": "5"})
+    engine = child(directory.address, role="engine", path="staged")
+    told(trainer, "publish 1")
+    told(engine, "update")
+    engine.end()
+    for version in (2, 3):
+        assert told(trainer, "update") == "True", "its lease is not what the trainer waits for"
+        told(trainer, f"publish {version}")
+    again = child(directory.address, role="engine", path="staged")
+    assert told(again, "holds 3") == "False"
+    assert json.loads(told(again, "update"))["version"] == 3
+    assert told(again, "holds 3") == "True"
 
 
 def test_a_directory_that_restarts_empty_is_filled_by_the_next_version(child):

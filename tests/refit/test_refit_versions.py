@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 
-import psutil
 import pytest
 import torch
 
@@ -16,9 +14,6 @@ from mx_common.transport.local import LocalTransport
 from tests.support.refit_toy import ToyEngine, checkpoint, expected
 
 MODEL = "toy/refit"
-
-PATHS = pytest.mark.parametrize("path", ["reshard", "staged"])
-COLUMNS = pytest.mark.parametrize("columns", ["", "o|down", "q|embed|down"])
 
 
 def holds(engine, seed, dtype=torch.bfloat16, source=None):
@@ -61,28 +56,6 @@ def test_the_plan_is_kept_while_nothing_moves(trainer, receive):
         plans.append(receiver._planner._plans)
     assert plans[0] is plans[1] is plans[2]
     assert engine.captures == 1
-
-
-@PATHS
-def test_a_hundred_versions_leave_no_memory_descriptors_or_threads_behind(trainer, receive, path):
-    source = trainer(2)
-    engine, receiver = receive(path)
-    process = psutil.Process()
-
-    def rounds(first, last):
-        for version in range(first, last):
-            source.before_update()
-            source.publish(version)
-            receiver.update()
-
-    rounds(1, 30)
-    before = process.num_fds(), threading.active_count(), process.memory_info().rss
-    rounds(30, 130)
-    after = process.num_fds(), threading.active_count(), process.memory_info().rss
-    assert holds(engine, 129)
-    assert after[0] <= before[0] + 2
-    assert after[1] <= before[1] + 2
-    assert after[2] <= before[2] + 20 * (1 << 20)
 
 
 def test_full_tensors_can_be_received_without_an_engine(trainer, records, monkeypatch):

@@ -31,6 +31,7 @@ def child(tmp_path):
             "MX_RECORDS_FILE": str(tmp_path / "records-{pid}.jsonl"),
             "MX_FLOOR_MIN_BYTES": "0",
             "MX_TRANSFER_STALL_TIMEOUT": "15",
+            "OMP_NUM_THREADS": "1",  # threads of several processes that wait for each other's cores take longer than one alone
         }
         command = ["-m", "tests.support.refit_child", json.dumps({"model": MODEL, **spec})]
         if namespace:
