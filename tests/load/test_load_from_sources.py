@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 import pytest
 
@@ -59,6 +60,23 @@ def test_with_fallback_none_a_load_without_sources_stops_and_does_not_touch_stor
     with pytest.raises(LoadFailed, match="storage is not tried"):
         load(job("target", fallback="none"), engine, log)
     assert engine.from_storage == 0
+
+
+def test_where_nothing_is_listed_the_models_that_there_are_sources_of_are_named(start_source):
+    start_source("w1")
+    for wanted, said in [
+        (
+            job("target", model="/data/copy-of-it", fallback="none"),
+            "but some of toy/model (MX_MODEL_NAME makes two paths one model)",
+        ),
+        (
+            replace(job("target", fallback="none"), identity=replace(job("t").identity, dtype="float16")),
+            "but some of toy/model in another one (`mx explain toy/model` shows it)",
+        ),
+    ]:
+        with pytest.raises(LoadFailed) as failure:
+            load(wanted, ToyEngine(), log)
+        assert f"no source of this identity is listed, {said}" in str(failure.value)
 
 
 def test_no_weights_anywhere_names_everything_that_was_tried_in_order(start_source):
