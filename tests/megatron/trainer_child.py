@@ -100,13 +100,13 @@ def case_of(run, world):
 
 
 class Trainer:
-    """One rank: a model in Megatron's DDP with its distributed optimizer."""
+    """One rank of any layout: a model in Megatron's DDP with its distributed optimizer, and Megatron's schedule for its step."""
 
-    def __init__(self, run):
-        from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+    def __init__(self, case, overlap=False):
+        from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
         from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 
-        self.case, overlap = case_of(run, run["world"]), run["overlap"]
+        self.case = case
         initialize(self.case)
         settings = DistributedDataParallelConfig(
             use_distributed_optimizer=True, overlap_param_gather=overlap, overlap_grad_reduce=overlap, bucket_size=None
@@ -118,28 +118,44 @@ class Trainer:
         config.overlap_param_gather = overlap
         self.optimizer = get_megatron_optimizer(config, self.chunks)
         for chunk in self.chunks:
-            chunk.train()
+            chunk.config.finalize_model_grads_func = finalize_model_grads
+            # training with experts and tensor parallel ranks wants sequence parallel, which torch's norm is not made for
+            chunk.train(not (case.get("experts") and case.get("tp", 1) > 1))
 
     def step(self, events=None, skip=False):
-        """Forward, backward, and the optimizer's step; a skipped one stops before the last."""
-        (chunk,) = self.chunks
-        tokens = torch.from_numpy(TOKENS)
-        mask = torch.triu(torch.ones(1, 1, tokens.shape[1], tokens.shape[1], dtype=torch.bool), diagonal=1)
-        chunk.zero_grad_buffer()
+        """Forward, backward, and the optimizer's step; a skipped one stops before the last. The loss, on the last pipeline stage."""
+        from megatron.core.pipeline_parallel import get_forward_backward_func
+
+        for chunk in self.chunks:
+            chunk.zero_grad_buffer()
         self.optimizer.zero_grad()
-        loss = chunk(tokens, torch.arange(tokens.shape[1]).expand_as(tokens), mask, labels=tokens.roll(-1, 1)).mean()
-        loss.backward()
-        chunk.finish_grad_sync()
+        losses = get_forward_backward_func()(
+            forward_step_func=forward_step,
+            data_iterator=None if len(self.chunks) == 1 else [None] * len(self.chunks),
+            model=self.chunks,
+            num_microbatches=1,
+            seq_length=TOKENS.shape[1],
+            micro_batch_size=len(TOKENS),
+            forward_only=False,
+        )
         if events is not None:
             events.append(["backward"])
         if not skip:
             self.optimizer.step()
             if events is not None:
                 events.append(["stepped"])
-        return float(loss.detach())
+        return losses[0]["loss"] if losses else None
 
     def parameters(self):
         return {name: p.detach().numpy().copy() for c in self.chunks for name, p in c.named_parameters()}
+
+
+def forward_step(_, chunk):
+    tokens = torch.from_numpy(TOKENS)
+    length = tokens.shape[1]
+    mask = torch.triu(torch.ones(1, 1, length, length, dtype=torch.bool), diagonal=1)
+    output = chunk(tokens, torch.arange(length).expand_as(tokens), mask, labels=tokens.roll(-1, 1))
+    return output, lambda output: (output.mean(), {"loss": float(output.detach().mean())})
 
 
 def train_rank(run, folder, rank):
@@ -147,7 +163,7 @@ def train_rank(run, folder, rank):
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=run["world"])
-    trainer, sinks, extra = Trainer(run), [], {}
+    trainer, sinks, extra = Trainer(case_of(run, run["world"]), run["overlap"]), [], {}
 
     def opener(*arguments, **keywords):
         sinks.append(Recording(*arguments, **keywords))
