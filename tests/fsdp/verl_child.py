@@ -1,7 +1,8 @@
-"""verl's own registry and base class, two actor ranks and two rollout workers in one process: `python verl_child.py` prints one JSON line.
+"""verl's own registry and base class, two actor ranks and two rollout workers in one process: `python verl_child.py DIRECTORY` prints one
+JSON line.
 
-What the publisher is told is kept where the publisher would stand, and what is received comes from there. The calls are those that verl's
-CheckpointEngineManager makes.
+Actors publish to that directory and rollout workers read over NIXL; the order of calls is written down as they are made. The calls are
+those that verl's CheckpointEngineManager makes.
 """
 
 from __future__ import annotations
@@ -9,50 +10,37 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-import types
 
 import torch
 from verl.checkpoint_engine import CheckpointEngine, CheckpointEngineRegistry
 from verl.utils.import_utils import import_external_libs
 
-import mx_common.refit
+import mx_common.refit.publisher
+from mx_common.directory.refit_client import RefitClient
 from mx_common.errors import ConfigError
 
 ACTORS, ROLLOUTS = 2, 2
-published = {}  # (model, version) -> slot -> what was held, while it is published
 calls = []
-closed = []
 
 
-class Recorder:
-    """Stands where the publisher stands."""
+class Publisher(mx_common.refit.publisher.Publisher):
+    """The real one; says what it was told."""
 
-    def __init__(self, model_name, slot, expected_slots, *, run="", server="", mode="", log=None):
-        self.model_name, self.slot, self.slots = model_name, slot, tuple(expected_slots)
-        calls.append(["open", slot, list(expected_slots), mode, server])
+    def __init__(self, model_name, slot, expected_slots, **options):
+        calls.append(["open", slot, list(expected_slots), options["mode"], options["server"]])
+        super().__init__(model_name, slot, expected_slots, **options)
 
     def publish(self, version, held):
-        published.setdefault((self.model_name, version), {})[self.slot] = list(held)
         calls.append(["publish", self.slot, version])
+        return super().publish(version, held)
 
     def before_update(self):
-        calls.append(["before_update", self.slot])
-        return True
+        calls.append(["before_update", self.slot, super().before_update()])
+        return calls[-1][-1]
 
     def close(self):
         calls.append(["close", self.slot])
-
-
-def receive_full(model_name, server, version):
-    """Stands where the receiver stands: full tensors of a version, each valid until the next is asked for."""
-    buffer = None
-    try:
-        for held in (h for slot in published[model_name, version].values() for h in slot):
-            buffer = held.tensor.clone()
-            yield held.name, buffer
-            buffer.zero_()
-    finally:
-        closed.append(version)
+        super().close()
 
 
 def weights(step):
@@ -100,27 +88,29 @@ async def update(actors, rollouts, step, given, global_steps, stop_after=None):
     return same
 
 
-async def main():
-    stand_in = types.ModuleType("mx_common.refit.publisher")
-    stand_in.Publisher = Recorder
-    sys.modules[stand_in.__name__] = stand_in
-    mx_common.refit.receive_full = receive_full
+async def main(server):
+    mx_common.refit.publisher.Publisher = Publisher
     import_external_libs("mx_fsdp.verl_engine")
     assert issubclass(CheckpointEngineRegistry.get("mx"), CheckpointEngine)
-    options = {"bucket_size": 1 << 20, "server": "10.0.0.1:1"}
+    options = {"bucket_size": 1 << 20, "server": server}
     actors = [CheckpointEngineRegistry.new("mx", is_master=rank == 0, **options) for rank in range(ACTORS)]
     rollouts = [CheckpointEngineRegistry.new("mx", **options) for _ in range(ROLLOUTS)]
-    out = {"same": []}
-    out["same"].append(await update(actors, rollouts, 1, iter, 10))
-    kept = [sorted(engine._shares) for engine in actors]
+    out = {"same": [], "listed": []}
+    client = RefitClient(server)
+
+    async def updated(*arguments, **more):
+        out["same"].append(await update(actors, rollouts, *arguments, **more))
+        out["listed"].append([(v.model_name, v.number, v.state, v.open_leases) for v in client.versions()])
+
+    await updated(1, iter, 10)
+    out["kept"] = [sorted(engine._shares) for engine in actors]
+    out["shares"] = [sum(t.nbytes for t in engine._shares.values()) for engine in actors]
     addresses = [[t.data_ptr() for t in engine._shares.values()] for engine in actors]
-    out["same"].append(await update(actors, rollouts, 2, as_async, 11))
+    await updated(2, as_async, 11, stop_after=2)
     out["addresses_stay"] = addresses == [[t.data_ptr() for t in engine._shares.values()] for engine in actors]
-    out["same"].append(await update(actors, rollouts, 3, iter, None))
-    out["same"].append(await update(actors, rollouts, 4, iter, 13, stop_after=2))
-    out["kept"], out["shares"] = kept, [sum(t.nbytes for t in engine._shares.values()) for engine in actors]
-    out["models"], out["versions"] = len({model for model, _ in published}), [version for _, version in published]
-    out["calls"], out["closed"] = calls[:], closed
+    await updated(3, iter, None)
+    await updated(4, iter, 13)
+    out["calls"] = calls[:]
     try:
         await rollouts[0].send_weights(iter(()), global_steps=1)
     except ConfigError as error:
@@ -128,8 +118,9 @@ async def main():
     for engine in (*actors, *rollouts):
         engine.close()
     out["closes"] = [call for call in calls if call[0] == "close"]
+    out["left"] = len(client.versions())
     print("result " + json.dumps(out), flush=True)
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    asyncio.run(main(sys.argv[1]))

@@ -124,7 +124,7 @@ def config_of(case):
         hidden_dropout=0.0,
         attention_dropout=0.0,
         use_cpu_initialization=True,
-        perform_initialization=False,
+        perform_initialization=True,
         bias_activation_fusion=False,
         bias_dropout_fusion=False,
         masked_softmax_fusion=False,

@@ -115,3 +115,16 @@ def test_tied_models_publish_no_output_layer(outcomes):
     for name in ("llama-tp1-tied", "llama-pp2-tied", "qwen3-tp2"):
         tensors, _ = outcomes[name].assembled()
         assert "lm_head.weight" not in tensors
+
+
+def test_no_two_ranks_of_a_tensor_parallel_group_hold_equal_shards_so_that_a_swap_would_show(outcomes):
+    first, second = ({(name, tuple(start)): values for name, _, start, values in rank} for rank in outcomes["llama-tp2"].ranks)
+    pairs = [(name, values, second[name, start]) for name, start in second for (n, _), values in first.items() if n == name]
+    assert {name for name, *_ in pairs} >= {
+        "model.embed_tokens.weight",
+        "model.layers.3.mlp.down_proj.weight",
+        "lm_head.weight",
+    }
+    for name, one, other in pairs:
+        rows, columns = (min(pair) for pair in zip(one.shape, other.shape, strict=True))  # the last rank's rows may be padding
+        assert not np.array_equal(one[:rows, :columns], other[:rows, :columns]), name

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import json
 from dataclasses import dataclass
 
 import numpy as np
 import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
+from mx_common.directory import DirectoryServer
+from mx_common.directory.refit_client import RefitClient
+from mx_common.refit import receive_full
+from tests.megatron.cases import VOCABULARY, case
+from tests.megatron.megatron_child import TOKENS
 from tests.support.process import Process
 
 STEPS = 3
@@ -26,8 +35,18 @@ RUNS = {
         "skipped": [3, 4, 5],
         "first_step": 10,
         "replicas": False,
+        "model": "toy/bridge",
     },
-    "megatron-lm": {"via": "megatron-lm", "world": 2, "tp": 2, "overlap": False, "steps": 2, "replicas": False, "flag": True},
+    "megatron-lm": {
+        "via": "megatron-lm",
+        "world": 2,
+        "tp": 2,
+        "overlap": False,
+        "steps": 2,
+        "replicas": False,
+        "flag": True,
+        "model": "toy/megatron-lm",
+    },
     "megatron-lm-unasked": {
         "via": "megatron-lm",
         "world": 2,
@@ -36,6 +55,7 @@ RUNS = {
         "steps": 2,
         "replicas": False,
         "flag": False,
+        "model": "toy/unasked",
     },
 }
 
@@ -58,26 +78,54 @@ class Rank:
         return {key.partition("/")[2]: values for key, values in self.arrays.items() if key.startswith(f"{version}/")}
 
 
+@dataclass(frozen=True)
+class Training:
+    """Each run's ranks, of those that published for real (version -> (tensors received, Megatron's logits)), what the directory still
+    has of them at their end."""
+
+    ranks: dict
+    versions: dict
+    left: list
+
+
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory):
+def training(tmp_path_factory):
     folder = tmp_path_factory.mktemp("training")
-    (folder / "runs.json").write_text(json.dumps(list(RUNS.values())))
-    child = Process("-W", "ignore", "-m", "tests.megatron.trainer_child", folder / "runs.json", folder / "out")
-    try:
-        output = child.output(200)
-    finally:
-        child.end()
-    failed = "\n".join(file.read_text() for file in sorted((folder / "out").glob("*/error*.txt")))
-    assert child.popen.returncode == 0, output
-    assert not failed, failed
-    found = {}
-    for number, (name, run) in enumerate(RUNS.items()):
-        here = folder / "out" / str(number)
-        found[name] = [
-            Rank(json.loads((here / f"rank{r}.json").read_text()), dict(np.load(here / f"rank{r}.npz")))
-            for r in range(run["world"])
-        ]
-    return found
+    own = {"MX_RUNTIME_DIR": str(folder / "run"), "MX_RECORDS_FILE": str(folder / "records.jsonl")}
+    ranks, versions = {}, {}
+    with DirectoryServer("127.0.0.1:0") as server, pytest.MonkeyPatch.context() as patch:
+        for variable, value in own.items():
+            patch.setenv(variable, value)
+        (folder / "runs.json").write_text(json.dumps([{**run, "server": server.address} for run in RUNS.values()]))
+        child = Process("-W", "ignore", "-m", "tests.megatron.trainer_child", folder / "runs.json", folder / "out", env=own)
+        try:
+            for number, (name, run) in enumerate(RUNS.items()):
+                here, versions[name] = folder / "out" / str(number), {}
+                while (said := child.expect("", 120)) not in ("done", "failed"):
+                    if said.startswith("published "):
+                        version = int(said.split()[1])
+                        logits = np.load(here / f"logits{version}.npy")
+                        versions[name][version] = received(run["model"], server.address, version), logits
+                        (here / f"seen{version}").touch()
+                assert said == "done", "\n".join(file.read_text() for file in sorted(here.glob("error*.txt")))
+                ranks[name] = [
+                    Rank(json.loads((here / f"rank{r}.json").read_text()), dict(np.load(here / f"rank{r}.npz")))
+                    for r in range(run["world"])
+                ]
+        finally:
+            child.end()
+        with RefitClient(server.address) as client:
+            return Training(ranks, versions, client.versions())
+
+
+def received(model, server, version):
+    with contextlib.closing(receive_full(model, server, version)) as tensors:
+        return {name: tensor.clone() for name, tensor in tensors}
+
+
+@pytest.fixture(scope="module")
+def runs(training):
+    return training.ranks
 
 
 def same(one, other):
@@ -145,6 +193,26 @@ def test_the_callback_publishes_every_second_step_unless_nothing_has_changed(run
         assert rank.versions == [10, 12, 14]
         assert rank.facts["events"][-1] == ["close"]
         assert rank.facts["undone"]
+
+
+@pytest.mark.parametrize("name", ["bridge", "megatron-lm"])
+def test_what_the_callback_and_the_flag_publish_arrives_through_a_directory_and_computes_megatrons_logits(training, name):
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**case("llama", layers=2)["hf"]), dtype=torch.float32).eval()
+    assert list(training.versions[name]) == training.ranks[name][0].versions
+    before = None
+    for version, (tensors, logits) in training.versions[name].items():
+        for rank in training.ranks[name]:
+            for key, values in rank.of(version).items():
+                whole, _, start = key.partition("@")
+                box = tuple(slice(at, at + n) for at, n in zip(ast.literal_eval(start), values.shape, strict=True))
+                assert np.array_equal(tensors[whole].numpy()[box], values), key
+        model.load_state_dict(tensors)
+        with torch.no_grad():
+            computed = model(torch.from_numpy(TOKENS)).logits.numpy()
+        assert np.abs(computed - logits[..., :VOCABULARY]).max() <= 1e-5, version
+        assert before is None or np.abs(computed - before).max() > 1e-2, version
+        before = computed
+    assert training.left == []  # withdrawn when training has ended
 
 
 def test_the_flag_publishes_from_megatron_lms_training_step_and_nothing_is_published_without_it(runs):

@@ -3,7 +3,8 @@
     python -m tests.megatron.trainer_child run.json folder
 
 `via` in run.json: `loop` (MegatronPublisher in a loop), `bridge` (Megatron-Bridge's CallbackManager) or `megatron-lm` (a wrapped
-train_step). In folder: `rank<r>.npz` with arrays `<version>/<name>`, and `rank<r>.json` with the order of events.
+train_step). The last two publish for real, to the directory `server`. In folder: `rank<r>.npz` with arrays `<version>/<name>`, and
+`rank<r>.json` with the order of events.
 """
 
 from __future__ import annotations
@@ -44,19 +45,68 @@ class Recording:
         self.events.append(["close"])
 
 
+def recorded(sinks):
+    """From here on the publisher of mx_common also notes, in a Recording, what it is given."""
+    import mx_common.refit.publisher as real
+
+    class Publisher(real.Publisher):
+        def __init__(self, *arguments, run, server, mode, **options):
+            sinks.append(Recording(*arguments, run=run, server=server, mode=mode))
+            super().__init__(*arguments, run=run, server=server, mode=mode, **options)
+
+        def publish(self, version, held):
+            sinks[0].publish(version, held)
+            return super().publish(version, held)
+
+        def before_update(self):
+            sinks[0].before_update()
+            return super().before_update()
+
+        def close(self):
+            sinks[0].close()
+            super().close()
+
+    real.Publisher = Publisher
+
+
+class Shown:
+    """After a publish: leaves Megatron's own logits, and goes on when the test has seen the version."""
+
+    def __init__(self, run, trainer, sinks=None):
+        self.folder, self.trainer, self.sinks = Path(run["folder"]), trainer, sinks
+        self.parent, self.last = os.getppid(), None
+
+    def new_version(self):
+        """Shows what was published since the last call, if anything was."""
+        published = [event[1] for event in self.sinks[0].events if event[0] == "publish"] if self.sinks else []
+        if published and published[-1] != self.last:
+            self.last = published[-1]
+            self.version(self.last)
+
+    def version(self, version):
+        logits = logits_of(self.trainer.chunks, self.trainer.case)
+        if dist.get_rank() == 0:
+            np.save(self.folder / f"logits{version}.npy", logits)
+            print("published", version, flush=True)
+        while not (self.folder / f"seen{version}").exists():
+            if os.getppid() != self.parent:
+                raise SystemExit("the test is over")
+            time.sleep(0.02)
+
+
 def case_of(run, world):
     """The model of a run: a small Llama unless it names another `family` or other `sizes`."""
     return case(run.get("family", "llama"), world, layers=2, tp=run["tp"], tied=run.get("tied", False), **run.get("sizes", {}))
 
 
 class Trainer:
-    """One rank: a model in Megatron's DDP with its distributed optimizer."""
+    """One rank of any layout: a model in Megatron's DDP with its distributed optimizer, and Megatron's schedule for its step."""
 
-    def __init__(self, run):
-        from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+    def __init__(self, case, overlap=False):
+        from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
         from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 
-        self.case, overlap = case_of(run, run["world"]), run["overlap"]
+        self.case = case
         initialize(self.case)
         settings = DistributedDataParallelConfig(
             use_distributed_optimizer=True, overlap_param_gather=overlap, overlap_grad_reduce=overlap, bucket_size=None
@@ -68,28 +118,44 @@ class Trainer:
         config.overlap_param_gather = overlap
         self.optimizer = get_megatron_optimizer(config, self.chunks)
         for chunk in self.chunks:
-            chunk.train()
+            chunk.config.finalize_model_grads_func = finalize_model_grads
+            # training with experts and tensor parallel ranks wants sequence parallel, which torch's norm is not made for
+            chunk.train(not (case.get("experts") and case.get("tp", 1) > 1))
 
     def step(self, events=None, skip=False):
-        """Forward, backward, and the optimizer's step; a skipped one stops before the last."""
-        (chunk,) = self.chunks
-        tokens = torch.from_numpy(TOKENS)
-        mask = torch.triu(torch.ones(1, 1, tokens.shape[1], tokens.shape[1], dtype=torch.bool), diagonal=1)
-        chunk.zero_grad_buffer()
+        """Forward, backward, and the optimizer's step; a skipped one stops before the last. The loss, on the last pipeline stage."""
+        from megatron.core.pipeline_parallel import get_forward_backward_func
+
+        for chunk in self.chunks:
+            chunk.zero_grad_buffer()
         self.optimizer.zero_grad()
-        loss = chunk(tokens, torch.arange(tokens.shape[1]).expand_as(tokens), mask, labels=tokens.roll(-1, 1)).mean()
-        loss.backward()
-        chunk.finish_grad_sync()
+        losses = get_forward_backward_func()(
+            forward_step_func=forward_step,
+            data_iterator=None if len(self.chunks) == 1 else [None] * len(self.chunks),
+            model=self.chunks,
+            num_microbatches=1,
+            seq_length=TOKENS.shape[1],
+            micro_batch_size=len(TOKENS),
+            forward_only=False,
+        )
         if events is not None:
             events.append(["backward"])
         if not skip:
             self.optimizer.step()
             if events is not None:
                 events.append(["stepped"])
-        return float(loss.detach())
+        return losses[0]["loss"] if losses else None
 
     def parameters(self):
         return {name: p.detach().numpy().copy() for c in self.chunks for name, p in c.named_parameters()}
+
+
+def forward_step(_, chunk):
+    tokens = torch.from_numpy(TOKENS)
+    length = tokens.shape[1]
+    mask = torch.triu(torch.ones(1, 1, length, length, dtype=torch.bool), diagonal=1)
+    output = chunk(tokens, torch.arange(length).expand_as(tokens), mask, labels=tokens.roll(-1, 1))
+    return output, lambda output: (output.mean(), {"loss": float(output.detach().mean())})
 
 
 def train_rank(run, folder, rank):
@@ -97,7 +163,7 @@ def train_rank(run, folder, rank):
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=run["world"])
-    trainer, sinks, extra = Trainer(run), [], {}
+    trainer, sinks, extra = Trainer(case_of(run, run["world"]), run["overlap"]), [], {}
 
     def opener(*arguments, **keywords):
         sinks.append(Recording(*arguments, **keywords))
@@ -143,29 +209,23 @@ def served(run, trainer, make, sinks, extra):
     """Publishes for real; a step is taken when the test has seen the version before it."""
     from mx_megatron import MegatronPublisher
 
-    folder, parent = Path(run["folder"]), os.getppid()
-    publisher = MegatronPublisher.create(trainer.chunks, folder / "config.json", model_name=run["model"])
+    shown = Shown(run, trainer)
+    publisher = MegatronPublisher.create(trainer.chunks, shown.folder / "config.json", model_name=run["model"])
     publisher.guard(trainer.optimizer)
     for version in range(run["steps"] + 1):
         if version:
             trainer.step()
         publisher.publish(version)
-        logits = logits_of(trainer.chunks, trainer.case)
-        if dist.get_rank() == 0:
-            np.save(folder / f"logits{version}.npy", logits)
-            print("published", version, flush=True)
-        while not (folder / f"seen{version}").exists():
-            if os.getppid() != parent:
-                return  # the test is over
-            time.sleep(0.02)
+        shown.version(version)
     publisher.close()
 
 
 def bridge(run, trainer, make, sinks, extra):
     from mx_megatron import MxPublishCallback
 
-    callbacks = bridge_callbacks()
-    callback = MxPublishCallback(trainer.case["hf"], model_name="toy", every=2, replicas=True, make=make)
+    recorded(sinks)
+    callbacks, shown = bridge_callbacks(), Shown(run, trainer, sinks)
+    callback = MxPublishCallback(trainer.case["hf"], model_name=run["model"], every=2, replicas=True, server=run["server"])
     manager = callbacks.normalize_callbacks([callback])
     state = SimpleNamespace(train_state=SimpleNamespace(step=run.get("first_step", 0)))
 
@@ -180,11 +240,13 @@ def bridge(run, trainer, make, sinks, extra):
 
     plain = trainer.optimizer.step
     fire("on_train_start")
+    shown.new_version()
     for step in range(run["steps"]):
         fire("on_train_step_start")
         skipped = step in run.get("skipped", [])
         loss = trainer.step(sinks[0].events, skip=skipped)
         fire("on_train_step_end", loss_dict={"loss": loss}, grad_norm=None, skipped_iter=skipped)
+        shown.new_version()
         state.train_state.step += 1
     fire("on_train_end")
     extra["undone"] = trainer.optimizer.step == plain
@@ -205,18 +267,22 @@ def megatron_lm(run, trainer, make, sinks, extra):
 
     from mx_megatron import add_mx_arguments, publishing
 
-    config = Path(run["folder"]) / "config.json"
-    line = ["--mx-publish", "--mx-hf-config", str(config), "--mx-model-name", "toy", "--mx-publish-mode", "snapshot"]
-    args = add_mx_arguments(argparse.ArgumentParser()).parse_args([*line, "--mx-publish-replicas"] if run["flag"] else [])
+    recorded(sinks)
+    shown = Shown(run, trainer, sinks)
+    line = ["--mx-publish", "--mx-hf-config", str(shown.folder / "config.json"), "--mx-publish-mode", "snapshot"]
+    line += ["--mx-model-name", run["model"], "--mx-server", run["server"], "--mx-publish-replicas"]
+    args = add_mx_arguments(argparse.ArgumentParser()).parse_args(line if run["flag"] else [])
 
     def train_step(forward_step, data, model, optimizer, scheduler, config, forward_backward=None):
+        shown.new_version()  # the one before the first step
         return {"loss": trainer.step()}, 0, False, False, 0, None, None
 
-    step = publishing(train_step, lambda: args, make=make)
+    step = publishing(train_step, lambda: args)
     extra["losses"] = []
     for args.curr_iteration in range(run["steps"]):
         losses, *_ = step(None, None, trainer.chunks, trainer.optimizer, None, trainer.chunks[0].config, forward_backward=None)
         extra["losses"].append(losses["loss"])
+        shown.new_version()
     step.close()
 
 

@@ -1,4 +1,5 @@
-"""A real Megatron model in any parallel layout that publishes version after version: every weight changes in place between two.
+"""A real Megatron model in any parallel layout that publishes version after version: before each, forward, backward and an optimizer step
+change every weight.
 
     python -u -m tests.support.megatron_versions '{"case": {...}, "model": "toy/refit", "versions": 2, "folder": FOLDER}'
 
@@ -13,11 +14,13 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
 from tests.megatron.cases import case
-from tests.megatron.megatron_child import build, forked, initialize
+from tests.megatron.megatron_child import forked
+from tests.megatron.trainer_child import Trainer
 
 
 def rank_main(spec, folder, rank):
@@ -27,15 +30,14 @@ def rank_main(spec, folder, rank):
     parent = os.getppid()
     mine = case(**spec["case"])
     dist.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=mine["world"])
-    initialize(mine)
-    chunks = build(mine)
-    publisher = MegatronPublisher.create(chunks, folder / "config.json", model_name=spec["model"])
+    trainer = Trainer(mine)
+    publisher = MegatronPublisher.create(trainer.chunks, folder / "config.json", model_name=spec["model"])
+    publisher.guard(trainer.optimizer)
     for version in range(1, spec["versions"] + 1):
-        publisher.before_update()
-        with torch.no_grad():
-            for chunk in chunks:
-                for parameter in chunk.parameters():
-                    parameter.mul_(1 + 0.1 * version)
+        before = trainer.parameters()
+        trainer.step()
+        after = trainer.parameters()
+        assert not [name for name in before if np.array_equal(before[name], after[name])]
         publisher.publish(version)
         dist.barrier()
         if rank == 0:
@@ -48,7 +50,8 @@ def rank_main(spec, folder, rank):
 
 
 def main():
-    import megatron.core.models.gpt  # noqa: F401  imported once, before the ranks are forked
+    import megatron.core.models.gpt  # once, before the ranks are forked
+    import megatron.core.optimizer  # noqa: F401
 
     spec = json.loads(sys.argv[1])
     folder = Path(spec["folder"])
