@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import sys
 import traceback
 import zlib
@@ -21,6 +22,8 @@ import torch.distributed as dist
 
 TOKENS = np.array([[5, 17, 99, 3, 42, 7, 61, 80, 2, 90], [20, 11, 50, 8, 77, 31, 1, 64, 9, 13]])
 PADDED_VOCABULARY = 256
+CUT = re.compile(r"(embeddings|output_layer|linear_(qkv|proj|fc1|fc2))\.(weight|bias)$")
+"""Parameters, outside of experts, of which every tensor-parallel rank has a part of its own."""
 
 
 class FusedNormLinear(torch.nn.Module):
@@ -180,7 +183,7 @@ def fill(chunk, name, parameter, case):
         where += [chunk, state.get_pipeline_model_parallel_rank()]
     if ".experts." in name:
         where += [state.get_expert_model_parallel_rank(), state.get_expert_tensor_parallel_rank()]
-    elif getattr(parameter, "tensor_model_parallel", False):
+    elif CUT.search(name):  # Megatron says so itself only of what it initialises
         where += [state.get_tensor_model_parallel_rank()]
     random = np.random.default_rng(zlib.crc32(repr(where).encode()))
     values = torch.from_numpy(random.standard_normal(tuple(parameter.shape), dtype=np.float32))
