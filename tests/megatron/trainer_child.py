@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 from tests.megatron.cases import case
-from tests.megatron.megatron_child import PADDED_VOCABULARY, TOKENS, build, forked, initialize, logits_of
+from tests.megatron.megatron_child import PADDED_VOCABULARY, TOKENS, build, forked, generated, initialize, logits_of
 
 
 class Recording:
@@ -140,7 +140,8 @@ def refused(run, trainer, make, sinks, extra):
 
 
 def served(run, trainer, make, sinks, extra):
-    """Publishes for real; a step is taken when the test has seen the version before it."""
+    """Publishes for real, and says how Megatron goes on from `prompts`, if any; a step is taken when the test has seen the version before
+    it."""
     from mx_megatron import MegatronPublisher
 
     folder, parent = Path(run["folder"]), os.getppid()
@@ -154,6 +155,10 @@ def served(run, trainer, make, sinks, extra):
         if dist.get_rank() == 0:
             np.save(folder / f"logits{version}.npy", logits)
             print("published", version, flush=True)
+        if "prompts" in run:
+            said = generated(trainer.chunks, trainer.case, run["prompts"], run["tokens"])
+            if dist.get_rank() == 0:
+                print("generates", json.dumps(said), flush=True)
         while not (folder / f"seen{version}").exists():
             if os.getppid() != parent:
                 return  # the test is over

@@ -1,8 +1,10 @@
 """A real Megatron model in any parallel layout that publishes version after version: every weight changes in place between two.
 
-    python -u -m tests.support.megatron_versions '{"case": {...}, "model": "toy/refit", "versions": 2, "folder": FOLDER}'
+    python -u -m tests.support.megatron_versions \
+        '{"case": {...}, "model": "toy/refit", "versions": 2, "folder": FOLDER, "prompts": [[...], ...], "tokens": 12}'
 
-`case`: arguments of `tests.megatron.cases.case`. Prints `published N` and goes on when FOLDER/seenN exists.
+`case`: arguments of `tests.megatron.cases.case`. Prints `published N` and `generates [[...], ...]`, what Megatron's own forward pass puts
+after each prompt, and goes on when FOLDER/seenN exists.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from tests.megatron.cases import case
-from tests.megatron.megatron_child import build, forked, initialize
+from tests.megatron.megatron_child import build, forked, generated, initialize
 
 
 def rank_main(spec, folder, rank):
@@ -35,11 +37,13 @@ def rank_main(spec, folder, rank):
         with torch.no_grad():
             for chunk in chunks:
                 for parameter in chunk.parameters():
-                    parameter.mul_(1 + 0.1 * version)
+                    parameter.add_(0.05 * torch.sin(40 * version * parameter))  # alike on every rank that holds it
         publisher.publish(version)
+        said = generated(chunks, mine, spec["prompts"], spec["tokens"])
         dist.barrier()
         if rank == 0:
             print("published", version, flush=True)
+            print("generates", json.dumps(said), flush=True)
         while not (folder / f"seen{version}").exists():
             if os.getppid() != parent:
                 return  # the test is over
