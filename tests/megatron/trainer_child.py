@@ -72,6 +72,8 @@ class Trainer:
 
     def step(self, events=None, skip=False):
         """Forward, backward, and the optimizer's step; a skipped one stops before the last."""
+        from megatron.core.distributed import finalize_model_grads
+
         (chunk,) = self.chunks
         tokens = torch.from_numpy(TOKENS)
         mask = torch.triu(torch.ones(1, 1, tokens.shape[1], tokens.shape[1], dtype=torch.bool), diagonal=1)
@@ -79,7 +81,7 @@ class Trainer:
         self.optimizer.zero_grad()
         loss = chunk(tokens, torch.arange(tokens.shape[1]).expand_as(tokens), mask, labels=tokens.roll(-1, 1)).mean()
         loss.backward()
-        chunk.finish_grad_sync()
+        finalize_model_grads(self.chunks)  # which sums what ranks that hold the same parameter found each for itself
         if events is not None:
             events.append(["backward"])
         if not skip:
