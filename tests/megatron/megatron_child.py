@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import sys
 import traceback
 import zlib
@@ -21,6 +22,8 @@ import torch.distributed as dist
 
 TOKENS = np.array([[5, 17, 99, 3, 42, 7, 61, 80, 2, 90], [20, 11, 50, 8, 77, 31, 1, 64, 9, 13]])
 PADDED_VOCABULARY = 256
+CUT = re.compile(r"(embeddings|output_layer|linear_(qkv|proj|fc1|fc2))\.(weight|bias)$")
+"""Parameters, outside of experts, of which every tensor-parallel rank has a part of its own."""
 
 
 class FusedNormLinear(torch.nn.Module):
@@ -180,7 +183,7 @@ def fill(chunk, name, parameter, case):
         where += [chunk, state.get_pipeline_model_parallel_rank()]
     if ".experts." in name:
         where += [state.get_expert_model_parallel_rank(), state.get_expert_tensor_parallel_rank()]
-    elif getattr(parameter, "tensor_model_parallel", False):
+    elif CUT.search(name):  # Megatron says so itself only of what it initialises
         where += [state.get_tensor_model_parallel_rank()]
     random = np.random.default_rng(zlib.crc32(repr(where).encode()))
     values = torch.from_numpy(random.standard_normal(tuple(parameter.shape), dtype=np.float32))
@@ -195,12 +198,12 @@ def wrapped(chunks):
     return [DistributedDataParallel(c.config, DistributedDataParallelConfig(use_distributed_optimizer=True), c) for c in chunks]
 
 
-def logits_of(chunks, case):
+def logits_of(chunks, case, tokens=TOKENS):
     """[batch, sequence, padded vocabulary] on the last pipeline stage, None elsewhere."""
     from megatron.core import parallel_state as state
     from megatron.core.utils import unwrap_model
 
-    tokens = torch.from_numpy(TOKENS)
+    tokens = torch.from_numpy(tokens)
     length = tokens.shape[1]
     mask = torch.triu(torch.ones(1, 1, length, length, dtype=torch.bool), diagonal=1)
     pp, rank = case.get("pp", 1), state.get_pipeline_model_parallel_rank()
@@ -223,6 +226,23 @@ def logits_of(chunks, case):
     shards = [torch.empty_like(out) for _ in range(case.get("tp", 1))]
     dist.all_gather(shards, out.contiguous(), group=state.get_tensor_model_parallel_group())
     return torch.cat(shards, dim=-1).numpy()
+
+
+def generated(chunks, case, prompts, count):
+    """The `count` tokens that Megatron itself puts after each of `prompts`, which are of one length, by its own forward pass. The token
+    that ends a text is none of them: nor is it in an engine that is asked for so many."""
+    from megatron.core import parallel_state as state
+
+    tokens = np.array(prompts)
+    group, last = state.get_pipeline_model_parallel_group(), case.get("pp", 1) - 1
+    for _ in range(count):
+        logits, following = logits_of(chunks, case, tokens), torch.zeros(len(tokens), 1, dtype=torch.int64)
+        if logits is not None:
+            logits[..., case["hf"]["eos_token_id"]] = -np.inf
+            following[:, 0] = torch.from_numpy(logits[:, -1, : case["hf"]["vocab_size"]].argmax(-1))
+        dist.broadcast(following, group=group, group_src=last)
+        tokens = np.concatenate([tokens, following.numpy()], axis=1)
+    return tokens[:, -count:].tolist()
 
 
 def initialize(case):

@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 
 from tests.megatron.cases import case
-from tests.megatron.megatron_child import PADDED_VOCABULARY, TOKENS, build, forked, initialize, logits_of
+from tests.megatron.megatron_child import PADDED_VOCABULARY, TOKENS, build, forked, generated, initialize, logits_of
 
 
 class Recording:
@@ -70,10 +70,11 @@ def recorded(sinks):
 
 
 class Shown:
-    """After a publish: leaves Megatron's own logits, and goes on when the test has seen the version."""
+    """After a publish: leaves Megatron's own logits, says how it goes on from `prompts`, if the run has any, and goes on when the test has
+    seen the version."""
 
     def __init__(self, run, trainer, sinks=None):
-        self.folder, self.trainer, self.sinks = Path(run["folder"]), trainer, sinks
+        self.run, self.folder, self.trainer, self.sinks = run, Path(run["folder"]), trainer, sinks
         self.parent, self.last = os.getppid(), None
 
     def new_version(self):
@@ -88,6 +89,10 @@ class Shown:
         if dist.get_rank() == 0:
             np.save(self.folder / f"logits{version}.npy", logits)
             print("published", version, flush=True)
+        if "prompts" in self.run:
+            said = generated(self.trainer.chunks, self.trainer.case, self.run["prompts"], self.run["tokens"])
+            if dist.get_rank() == 0:
+                print("generates", json.dumps(said), flush=True)
         while not (self.folder / f"seen{version}").exists():
             if os.getppid() != self.parent:
                 raise SystemExit("the test is over")
@@ -133,7 +138,7 @@ class Trainer:
             forward_step_func=forward_step,
             data_iterator=None if len(self.chunks) == 1 else [None] * len(self.chunks),
             model=self.chunks,
-            num_microbatches=1,
+            num_microbatches=self.case["pp"] if self.case.get("vpp") else 1,  # as an interleaved schedule wants it
             seq_length=TOKENS.shape[1],
             micro_batch_size=len(TOKENS),
             forward_only=False,

@@ -1,4 +1,4 @@
-"""Real trainers, a real SGLang: after each version the engine generates what transformers generates from the trainer's weights."""
+"""Real trainers, a real SGLang: after each version the engine generates what the trainer's weights give by the trainer's own means."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.refit_engines import (
     megatron_of_any_layout,
     model_of,
     place,
-    tokens_of,
+    step,
 )
 from tests.support.sglang_options import PYTHON
 from tests.support.sglang_server import SglangServer
@@ -32,9 +32,9 @@ __all__ = ["place"]
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
 
-def engine_of(start, folder, tp):
+def engine_of(start, folder, tp, **variables):
     spec = {"model": str(folder), "tp": tp, "load_format": "dummy", "prompts": PROMPTS}
-    engine = start("-m", "tests.support.sglang_engine", json.dumps(spec), interpreter=PYTHON, group=True)
+    engine = start("-m", "tests.support.sglang_engine", json.dumps(spec), interpreter=PYTHON, group=True, variables=variables)
     engine.expect("tokens", 300)
     return engine
 
@@ -53,21 +53,19 @@ def test_fsdp_trainers_are_followed_version_by_version(place, tmp_path):
 
 
 def test_a_server_takes_a_version_over_while_it_is_asked_and_keeps_the_old_one_when_that_fails(place, tmp_path):
-    described = case("llama", 1, layers=2, **SIZES)["hf"]
+    described = case("llama", 1, layers=2, **SIZES)["hf"] | {"initializer_range": 0.2}
     model, config = model_of(described, tmp_path)
     ours = {name: value for name, value in os.environ.items() if name.startswith("MX_")}
     server = SglangServer(model, free_port(), env=ours, load_format="dummy")
     try:
-        trainer = fsdp_trainer(place, described, group=True)
+        trainer = fsdp_trainer(place, described, tmp_path, group=True)
         server.wait_healthy()
         with Asking(server) as asking:
             for version, path in ((1, "reshard"), (2, "staged"), (3, "reshard")):
-                trainer.tell("step")
-                trainer.expect("published", 120)
+                expected = step(trainer, config, version)
                 assert refit_server(server.url, MODEL, version, path=path) == version
         assert asking.failures == []
         assert asking.answers > 0
-        expected = tokens_of(config, 3)
         assert server.tokens(PROMPTS) == expected
         assert server.tokens(PROMPTS) == expected, "from a cache of the new weights"
         assert server.generate(PROMPTS)[0]["meta_info"]["weight_version"] == "3"

@@ -1,7 +1,8 @@
 """A real FSDP2 trainer that takes an optimizer step for each line `step`, and publishes it.
 
-    python -u -m tests.support.fsdp_steps '{"config": {...}, "model": "toy/refit", "kind": "plain"}'
+    python -u -m tests.support.fsdp_steps '{"config": {...}, "model": "toy/refit", "kind": "plain", "folder": FOLDER}'
 
+Prints `published N`; with a `folder`, then `exported FILE`: a checkpoint of the weights as PyTorch gathers them.
 `kind`: plain, mixed (bfloat16 in forward), offload (parameters in host memory between steps), each on two ranks, or hsdp, two replicas of
 two shards.
 """
@@ -16,6 +17,8 @@ import sys
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from safetensors.torch import save_file
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -62,6 +65,12 @@ def rank_main(rank, world, port, spec, steps):
             dist.barrier()
             if rank == 0:
                 print("published", step, flush=True)
+            if "folder" in spec:
+                whole = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+                if rank == 0:
+                    file = f"{spec['folder']}/{spec.get('kind', 'plain')}-{step}.safetensors"
+                    save_file({name: tensor.contiguous() for name, tensor in whole.items()}, file, metadata={"format": "pt"})
+                    print("exported", file, flush=True)
     dist.destroy_process_group()
 
 

@@ -1,9 +1,11 @@
 """A real Megatron model in any parallel layout that publishes version after version: before each, forward, backward and an optimizer step
 change every weight.
 
-    python -u -m tests.support.megatron_versions '{"case": {...}, "model": "toy/refit", "versions": 2, "folder": FOLDER}'
+    python -u -m tests.support.megatron_versions \
+        '{"case": {...}, "model": "toy/refit", "versions": 2, "folder": FOLDER, "prompts": [[...], ...], "tokens": 12}'
 
-`case`: arguments of `tests.megatron.cases.case`. Prints `published N` and goes on when FOLDER/seenN exists.
+`case`: arguments of `tests.megatron.cases.case`. Prints `published N` and `generates [[...], ...]`, what Megatron's own forward pass puts
+after each prompt, and goes on when FOLDER/seenN exists.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 from tests.megatron.cases import case
-from tests.megatron.megatron_child import forked
+from tests.megatron.megatron_child import forked, generated
 from tests.megatron.trainer_child import Trainer
 
 
@@ -39,9 +41,11 @@ def rank_main(spec, folder, rank):
         after = trainer.parameters()
         assert not [name for name in before if np.array_equal(before[name], after[name])]
         publisher.publish(version)
+        said = generated(trainer.chunks, mine, spec["prompts"], spec["tokens"])
         dist.barrier()
         if rank == 0:
             print("published", version, flush=True)
+            print("generates", json.dumps(said), flush=True)
         while not (folder / f"seen{version}").exists():
             if os.getppid() != parent:
                 return  # the test is over

@@ -1,8 +1,8 @@
-"""Real trainers and a real engine, of any kind: after each version the engine generates what transformers generates from the trainer's
-weights.
+"""Real trainers and a real engine, of any kind: after each version the engine generates what the trainer's weights give by the trainer's
+own means: of Megatron its own forward pass, of FSDP a checkpoint that PyTorch gathers and transformers loads.
 
     from tests.support.refit_engines import place      # a fixture: starts processes around one directory
-    check_version(engine, config, 1, "staged")
+    check_version(engine, step(trainer, config, 1), 1, "staged")
 
 `engine`: a process that talks as `tests.support.vllm_engine` does.
 """
@@ -11,11 +11,10 @@ from __future__ import annotations
 
 import contextlib
 import json
-import tempfile
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from mx_common.directory import DirectoryServer
@@ -35,7 +34,8 @@ __all__ = [
     "megatron_of_any_layout",
     "model_of",
     "place",
-    "tokens_of",
+    "records",
+    "step",
 ]
 
 MODEL, STEPS = "toy/refit", 2
@@ -44,21 +44,21 @@ PROMPTS = [[(7 * n + shift) % 250 for n in range(40)] for shift in (3, 11)]
 SIZES = {"hidden": 128, "heads": 4, "groups": 2, "head_dim": 32, "ffn": 192}
 
 
-def tokens_of(config, version, model=MODEL):
-    """What transformers generates from the version as published, written down as a checkpoint."""
+def step(trainer, config, version, model=MODEL):
+    """Has an FSDP trainer take a step. What transformers generates from the checkpoint that PyTorch gathered after it; whoever receives
+    the version as full tensors gets the same."""
+    trainer.tell("step")
+    assert trainer.expect("published", 120) == str(version)
+    exported = load_file(trainer.expect("exported", 120))
     with contextlib.closing(receive_full(model, version=version)) as tensors:
-        state = {name: tensor.clone() for name, tensor in tensors}
-    with tempfile.TemporaryDirectory() as folder:
-        save_file(state, f"{folder}/model.safetensors", metadata={"format": "pt"})
-        config.save_pretrained(folder)
-        reference, found = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
-    assert not found["missing_keys"]
-    assert not found["unexpected_keys"]
-    out = []
-    for prompt in PROMPTS:
-        made = reference.generate(torch.tensor([prompt]), max_new_tokens=NEW_TOKENS, min_new_tokens=NEW_TOKENS, do_sample=False)
-        out.append(made[0, len(prompt) :].tolist())
-    return out
+        received = {name: tensor.clone() for name, tensor in tensors}
+    assert received.keys() == exported.keys()
+    assert [name for name in exported if not torch.equal(received[name], exported[name])] == []
+    reference = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    reference.load_state_dict(exported)
+    prompts, limits = torch.tensor(PROMPTS), {"max_new_tokens": NEW_TOKENS, "min_new_tokens": NEW_TOKENS}
+    made = reference.eval().generate(prompts, attention_mask=torch.ones_like(prompts), do_sample=False, **limits)
+    return made[:, -NEW_TOKENS:].tolist()
 
 
 @pytest.fixture
@@ -71,19 +71,30 @@ def place(tmp_path, monkeypatch):
         env = {"MX_SERVER_ADDRESS": server.address, "MX_RUNTIME_DIR": str(tmp_path / "run"), "TORCHDYNAMO_DISABLE": "1"}
         env["MX_RECORDS_FILE"] = str(tmp_path / "records-{pid}.jsonl")
 
-        def start(*arguments, env=env, **how):
-            process = Process(*arguments, env=env, **how)
+        def start(*arguments, variables=None, **how):
+            process = Process(*arguments, env=env | (variables or {}), **how)
             stack.callback(process.end)
             return process
 
         yield start
 
 
-def check_version(engine, config, version, path, model=MODEL):
+def check_version(engine, expected, version, path, model=MODEL):
+    """The engine takes the version over, and generates what is expected, which is not what it generated before."""
+    engine.tell("ask")
+    before = json.loads(engine.expect("tokens", 120))
     engine.tell("refit " + json.dumps({"model_name": model, "version": version, "path": path}))
     assert engine.expect("refitted", 120) == f"{version} {version}"
     engine.tell("ask")
-    assert json.loads(engine.expect("tokens", 120)) == tokens_of(config, version, model)
+    said = json.loads(engine.expect("tokens", 120))
+    assert said == expected
+    assert said != before
+
+
+def records(folder, schema="refit-throughput-v1"):
+    """Those that engines and trainers of `place` have written."""
+    found = [json.loads(line) for path in folder.glob("records-[0-9]*") for line in path.read_text().splitlines()]
+    return [record for record in found if record["schema"] == schema]
 
 
 def model_of(described, folder):
@@ -93,35 +104,35 @@ def model_of(described, folder):
     return folder / "model", AutoConfig.for_model(**described)
 
 
-def fsdp_trainer(place, described, model=MODEL, *, kind="plain", **how):
-    """That publishes after each line `step`."""
-    spec = {"config": described, "model": model, "kind": kind}
+def fsdp_trainer(place, described, folder, model=MODEL, *, kind="plain", **how):
+    """That publishes after each line `step`, and leaves a checkpoint in the folder."""
+    spec = {"config": described, "model": model, "kind": kind, "folder": str(folder)}
     return place("-W", "ignore", "-m", "tests.support.fsdp_steps", json.dumps(spec), **how)
 
 
-def fsdp_trainers_of_each_kind(kinds, engine_of, place, folder, paths=("staged",)):
+def fsdp_trainers_of_each_kind(kinds, engine_of, place, folder, paths=("staged",), **variables):
     """Into one engine, each trainer under a name of its own, on the paths in turn; shards are of unequal size."""
     described = case("llama", 1, layers=2, **SIZES)["hf"]
-    described |= {"vocab_size": described["vocab_size"] + 3, "intermediate_size": 190}
+    described |= {"vocab_size": described["vocab_size"] + 3, "intermediate_size": 190, "initializer_range": 0.2}
     model, config = model_of(described, folder)
-    engine = engine_of(place, model, 1)
+    engine = engine_of(place, model, 1, **variables)
     for kind in kinds:
-        trainer = fsdp_trainer(place, described, f"{MODEL}/{kind}", kind=kind)
+        trainer = fsdp_trainer(place, described, folder, f"{MODEL}/{kind}", kind=kind)
         for version in range(1, STEPS + 1):
-            trainer.tell("step")
-            trainer.expect("published", 120)
-            check_version(engine, config, version, paths[version % len(paths)], f"{MODEL}/{kind}")
+            expected = step(trainer, config, version, f"{MODEL}/{kind}")
+            check_version(engine, expected, version, paths[version % len(paths)], f"{MODEL}/{kind}")
         trainer.end()
 
 
 def megatron_of_any_layout(family, world, layout, tp, engine_of, place, folder, paths=("reshard",)):
     """Version by version, each weight changed, on the paths in turn."""
     told = {"family": family, "world": world, "layers": 2, **SIZES, **layout}
-    model, config = model_of(case(**told)["hf"], folder)
+    model, _ = model_of(case(**told)["hf"], folder)
     engine = engine_of(place, model, tp)
-    spec = {"case": told, "model": MODEL, "versions": STEPS, "folder": str(folder)}
+    spec = {"case": told, "model": MODEL, "versions": STEPS, "folder": str(folder), "prompts": PROMPTS, "tokens": NEW_TOKENS}
     trainer = place("-W", "ignore", "-m", "tests.support.megatron_versions", json.dumps(spec))
     for version in range(1, STEPS + 1):
         assert trainer.expect("published", 120) == str(version)
-        check_version(engine, config, version, paths[version % len(paths)])
+        expected = json.loads(trainer.expect("generates", 120))
+        check_version(engine, expected, version, paths[version % len(paths)])
         (folder / f"seen{version}").touch()
