@@ -1,7 +1,7 @@
 # make demo   sets everything up and shows a replica loading its weights out of another replica's memory; ENGINE=sglang for SGLang
 # make demo-refit  the same for trainers: each version they publish reaches a running server
 # make test   sets everything up and runs the tests
-# make lint   formatting, types, import rules, documents
+# make lint   formatting, types, import rules, rules of this repository, documents
 # make bench  measures, writes benchmarks/RESULTS.md
 # make chromium  installs the browser in which the tests look at pages, where there is none
 # make docs   writes generated pages again and builds the site: build/site/index.html
@@ -96,6 +96,7 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m pytest -q tests/test_repository.py
 	$(SITE)
 
 bench: $(READY)

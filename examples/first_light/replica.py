@@ -56,9 +56,8 @@ class Replica:
         variables = {**os.environ, **engine.environment, **environment}
         self.command = " ".join(command)
         self._out = self.log.open("w")
-        self._process = subprocess.Popen(
-            command, env=variables, stdout=self._out, stderr=subprocess.STDOUT, start_new_session=True
-        )
+        # a group, not a session: Linux shares cores between sessions first, and one that decodes without pause can starve another
+        self._process = subprocess.Popen(command, env=variables, stdout=self._out, stderr=subprocess.STDOUT, process_group=0)
 
     def __enter__(self) -> Replica:
         return self

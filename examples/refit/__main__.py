@@ -8,6 +8,7 @@ is untrue.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import sys
@@ -124,7 +125,8 @@ def run(scenario: Scenario, directory: str, scratch: Path) -> dict[str, Any]:
             Asking(scenario, replica) as asking,
         ):
             for version in range(1, VERSIONS + 1):
-                published = trainer.step()
+                with Waiting(f"{scenario.name}: the trainer starts") if version == 1 else contextlib.nullcontext():
+                    published = trainer.step()
                 started = time.perf_counter()
                 refit_server(replica.url, name, version, path=scenario.path, server=directory)
                 published["refit_s"] = round(time.perf_counter() - started, 3)

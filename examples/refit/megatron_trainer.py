@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from mx_megatron import MegatronPublisher
-from tests.megatron.trainer_child import Trainer
+from tests.megatron.trainer_child import Trainer, case_of
 
 SIZES = {"hidden": 256, "heads": 8, "groups": 4, "head_dim": 32, "ffn": 512}
 
@@ -24,7 +24,8 @@ SIZES = {"hidden": 256, "heads": 8, "groups": 4, "head_dim": 32, "ffn": 512}
 def main(folder: Path, name: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    trainer = Trainer({"world": dist.get_world_size(), "tp": dist.get_world_size(), "overlap": False, "sizes": SIZES})
+    world = dist.get_world_size()
+    trainer = Trainer(case_of({"tp": world, "sizes": SIZES}, world))
     publisher = MegatronPublisher.create(trainer.chunks, folder / "config.json", model_name=name)  # 1
     publisher.guard(trainer.optimizer)  # 2
     for step, _ in enumerate(sys.stdin, start=1):

@@ -17,17 +17,11 @@ from mx_common.refit import Held
 from mx_common.refit._memory import Memory
 from mx_common.refit.capture import capture
 from mx_common.transport.local import LocalTransport
-from tests.support.refit_toy import ToyEngine, checkpoint, expected
+from tests.support.refit_toy import ToyEngine, checkpoint, holds
 
 MODEL = "toy/refit"
 
 PATHS = pytest.mark.parametrize("path", ["reshard", "staged"])
-
-
-def holds(engine, seed, source=None):
-    """Whether `engine` has exactly what its own loader would have made of the version."""
-    wanted = expected(seed, engine.rank, engine.world, source=source)
-    return all(torch.equal(engine.parameters()[name], tensor) for name, tensor in wanted.items())
 
 
 def same(one, other):

@@ -11,19 +11,9 @@ from mx_common.directory import DirectoryServer
 from mx_common.errors import RefitFailed, WeightsBroken
 from mx_common.refit import Held, Publisher, receive_full
 from mx_common.transport.local import LocalTransport
-from tests.support.refit_toy import ToyEngine, checkpoint, expected
+from tests.support.refit_toy import ToyEngine, checkpoint, holds, matching
 
 MODEL = "toy/refit"
-
-
-def holds(engine, seed, dtype=torch.bfloat16, source=None):
-    """Whether `engine` has exactly what its own loader would have made of the version."""
-    wanted = expected(seed, engine.rank, engine.world, dtype, source)
-    return all(torch.equal(engine.parameters()[name], tensor) for name, tensor in wanted.items())
-
-
-def matching(columns):
-    return lambda name: name.rpartition(".")[2] in columns.split("|")
 
 
 def test_a_snapshot_is_not_touched_by_the_optimizer(trainer, receive):

@@ -34,7 +34,7 @@ class Process:
             stdin=subprocess.PIPE,
             text=True,
             errors="replace",
-            start_new_session=group,
+            process_group=0 if group else None,  # not a session: see examples.first_light.replica
         )
         self.lines = []
         self._queue = queue.Queue()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import torch
 
@@ -102,3 +102,14 @@ def expected(seed: int, rank: int = 0, world: int = 1, dtype: torch.dtype = torc
     engine = ToyEngine(rank, world, dtype=dtype)
     engine.load(checkpoint(seed, source or dtype).items())
     return engine.parameters()
+
+
+def holds(engine: ToyEngine, seed: int, dtype: torch.dtype = torch.bfloat16, source: torch.dtype | None = None) -> bool:
+    """Whether `engine` has exactly what its own loader would have made of the version."""
+    wanted = expected(seed, engine.rank, engine.world, dtype, source)
+    return all(torch.equal(engine.parameters()[name], tensor) for name, tensor in wanted.items())
+
+
+def matching(columns: str) -> Callable[[str], bool]:
+    """Accepts names whose last part is one of `columns`, as `o|down`."""
+    return lambda name: name.rpartition(".")[2] in columns.split("|")
