@@ -7,6 +7,8 @@ import socket
 
 import pytest
 
+pytest.register_assert_rewrite("tests.support")  # what is asserted there is shown as in a test
+
 
 @pytest.fixture
 def free_port():

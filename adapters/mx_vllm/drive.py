@@ -6,8 +6,7 @@
     refit_server("http://127.0.0.1:8000", "org/model", version=7)  # a server with VLLM_SERVER_DEV_MODE=1
 
 Serving goes on until the version is READY, then pauses until it is installed; requests in flight are kept and go on with the new weights,
-prefix and KV caches are emptied, and the engine reports the version from then on. Invariant: when the update fails serving resumes, with
-the old version.
+KV, prefix and encoder caches are emptied, and the engine reports the version from then on. When the update fails the old one serves on.
 """
 
 from __future__ import annotations
@@ -33,7 +32,8 @@ def refit(llm: Any, model_name: str, version: int | None = None, *, timeout: flo
     with ended_after_failure(llm.finish_weight_update):  # ranks that still have the session open install nothing more
         llm.update_weights({"update_info": {"version": number}})
         llm.finish_weight_update(weight_version=str(number))
-    llm.reset_prefix_cache()
+    llm.llm_engine.reset_encoder_cache()
+    llm.reset_prefix_cache(reset_running_requests=True, reset_connector=True)
     return number
 
 

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import threading
 
 import pytest
 
 from examples.first_light.replica import free_port
-from mx_common.errors import RefitFailed, SourceLost
 from mx_sglang.drive import refit_server
 from tests.megatron.cases import case
 from tests.support.refit_engines import (
@@ -22,8 +19,8 @@ from tests.support.refit_engines import (
     megatron_of_any_layout,
     model_of,
     place,
-    step,
 )
+from tests.support.refit_server import a_server_follows
 from tests.support.sglang_options import PYTHON
 from tests.support.sglang_server import SglangServer
 
@@ -60,62 +57,21 @@ def test_a_server_takes_a_version_over_while_it_is_asked_and_keeps_the_old_one_w
     try:
         trainer = fsdp_trainer(place, described, tmp_path, group=True)
         server.wait_healthy()
-        with Asking(server) as asking:
-            for version, path in ((1, "reshard"), (2, "staged"), (3, "reshard")):
-                expected = step(trainer, config, version)
-                assert refit_server(server.url, MODEL, version, path=path) == version
-        assert asking.failures == []
-        assert asking.answers > 0
-        assert server.tokens(PROMPTS) == expected
-        assert server.tokens(PROMPTS) == expected, "from a cache of the new weights"
-        assert server.generate(PROMPTS)[0]["meta_info"]["weight_version"] == "3"
-        told = server.get("/model_info")
-        assert (told["weight_version"], told["model_path"]) == ("3", str(model))
-
-        with pytest.raises(SourceLost, match="no version 9 of toy/refit"):
-            refit_server(server.url, MODEL, 9, timeout=0.5)
-        asked = {"model_path": MODEL, "load_format": "mx", "manifest": {"model_name": MODEL, "version": 9, "timeout": 0.5}}
-        with pytest.raises(AssertionError, match="belongs between begin_weight_update and end_weight_update"):
-            server.post("/update_weights_from_disk", asked)
-        server.post("/begin_weight_update", {})
-        with pytest.raises(AssertionError, match=r"version 9 of toy/refit was not installed: .*; version 3 still serves"):
-            server.post("/update_weights_from_disk", asked)
-        with pytest.raises(AssertionError, match=r"unknown refit settings .'wrong'."):
-            server.post("/update_weights_from_disk", asked | {"manifest": {"wrong": 1}})
-        server.post("/end_weight_update", {})
-        assert server.tokens(PROMPTS) == expected
-
-        trainer.tell("step")
-        trainer.expect("published", 120)
-        trainer.signal(signal.SIGKILL)  # the version stays READY in the directory, and nobody has it
-        with pytest.raises(RefitFailed, match="version 3 still serves"):
-            refit_server(server.url, MODEL, 4)
-        assert server.tokens(PROMPTS) == expected
-        assert server.generate(PROMPTS)[0]["meta_info"]["weight_version"] == "3"
+        a_server_follows(server, trainer, config, refit_server, lambda: requests_that_are_refused(server, model))
     finally:
         server.end()
 
 
-class Asking:
-    """Somebody asks a server all the time."""
-
-    def __init__(self, server):
-        self.server, self.answers, self.failures = server, 0, []
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._ask)
-
-    def __enter__(self):
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_):
-        self._stop.set()
-        self._thread.join(60)
-
-    def _ask(self):
-        while not self._stop.is_set():
-            try:
-                (tokens,) = self.server.tokens([[5, 17, 99]], max_new_tokens=24)
-                self.answers += len(tokens) == 24
-            except Exception as error:
-                self.failures.append(error)
+def requests_that_are_refused(server, model):
+    """SGLang's own endpoints, asked for what is not to be had."""
+    told = server.get("/model_info")
+    assert (told["weight_version"], told["model_path"]) == ("3", str(model))
+    asked = {"model_path": MODEL, "load_format": "mx", "manifest": {"model_name": MODEL, "version": 9, "timeout": 0.5}}
+    with pytest.raises(AssertionError, match="belongs between begin_weight_update and end_weight_update"):
+        server.post("/update_weights_from_disk", asked)
+    server.post("/begin_weight_update", {})
+    with pytest.raises(AssertionError, match=r"version 9 of toy/refit was not installed: .*; version 3 still serves"):
+        server.post("/update_weights_from_disk", asked)
+    with pytest.raises(AssertionError, match=r"unknown refit settings .'wrong'."):
+        server.post("/update_weights_from_disk", asked | {"manifest": {"wrong": 1}})
+    server.post("/end_weight_update", {})

@@ -29,8 +29,10 @@ __all__ = [
     "SIZES",
     "STEPS",
     "check_version",
+    "exported",
     "fsdp_trainer",
     "fsdp_trainers_of_each_kind",
+    "generated",
     "megatron_of_any_layout",
     "model_of",
     "place",
@@ -45,17 +47,27 @@ SIZES = {"hidden": 128, "heads": 4, "groups": 2, "head_dim": 32, "ffn": 192}
 
 
 def step(trainer, config, version, model=MODEL):
-    """Has an FSDP trainer take a step. What transformers generates from the checkpoint that PyTorch gathered after it; whoever receives
-    the version as full tensors gets the same."""
+    """Has an FSDP trainer take a step. What transformers generates from the weights after it."""
+    return generated(config, exported(trainer, version, model))
+
+
+def exported(trainer, version, model=MODEL):
+    """Has an FSDP trainer take a step. The checkpoint that PyTorch gathered after it; whoever receives the version as full tensors gets
+    the same."""
     trainer.tell("step")
     assert trainer.expect("published", 120) == str(version)
-    exported = load_file(trainer.expect("exported", 120))
+    gathered = load_file(trainer.expect("exported", 120))
     with contextlib.closing(receive_full(model, version=version)) as tensors:
         received = {name: tensor.clone() for name, tensor in tensors}
-    assert received.keys() == exported.keys()
-    assert [name for name in exported if not torch.equal(received[name], exported[name])] == []
+    assert received.keys() == gathered.keys()
+    assert [name for name in gathered if not torch.equal(received[name], gathered[name])] == []
+    return gathered
+
+
+def generated(config, checkpoint):
+    """What transformers generates."""
     reference = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    reference.load_state_dict(exported)
+    reference.load_state_dict(checkpoint)
     prompts, limits = torch.tensor(PROMPTS), {"max_new_tokens": NEW_TOKENS, "min_new_tokens": NEW_TOKENS}
     made = reference.eval().generate(prompts, attention_mask=torch.ones_like(prompts), do_sample=False, **limits)
     return made[:, -NEW_TOKENS:].tolist()
@@ -79,11 +91,11 @@ def place(tmp_path, monkeypatch):
         yield start
 
 
-def check_version(engine, expected, version, path, model=MODEL):
+def check_version(engine, expected, version, path, model=MODEL, **settings):
     """The engine takes the version over, and generates what is expected, which is not what it generated before."""
     engine.tell("ask")
     before = json.loads(engine.expect("tokens", 120))
-    engine.tell("refit " + json.dumps({"model_name": model, "version": version, "path": path}))
+    engine.tell("refit " + json.dumps({"model_name": model, "version": version, "path": path, **settings}))
     assert engine.expect("refitted", 120) == f"{version} {version}"
     engine.tell("ask")
     said = json.loads(engine.expect("tokens", 120))

@@ -1,74 +1,29 @@
 """A real `sglang serve` in SGLang's own environment, on the CPU, and what one asks of it.
 
-    server = SglangServer(model_folder, port, env=fleet.environment, load_format="mx", tp=2)
-    server.wait_healthy()
-    server.tokens()          # greedy, for the prompts of `vllm_model`
-    server.end()
-
-Invariant: `end` leaves none of its processes behind.
+server = SglangServer(model_folder, port, env=fleet.environment, load_format="mx", tp=2)
+server.wait_healthy()
+server.tokens()          # greedy, for the prompts of `vllm_model`
+server.end()
 """
 
 from __future__ import annotations
 
 import json
-import signal
-import time
-import urllib.error
-import urllib.request
 
-from tests.support.process import Process
+from tests.support.http_server import HttpServer
 from tests.support.sglang_options import PYTHON, SAMPLING, environment, options
 from tests.support.vllm_model import PROMPTS
 
 __all__ = ["SglangServer"]
 
-# a machine on which other engines run is slow to import one
-START_SECONDS = 300
 
-
-class SglangServer(Process):
+class SglangServer(HttpServer):
     """`more` are options of the server by their names in `sglang.Engine`: `load_format`, `tp`, `extra`, and any other."""
 
     def __init__(self, model, port, *, env=None, tp=1, **more):
-        self.url = f"http://127.0.0.1:{port}"
         flags = as_flags(options(model, tp=tp, host="127.0.0.1", port=port, **more))
         command = [PYTHON.parent / "sglang", "serve", *flags]
-        super().__init__(*command, env={**environment(tp), **(env or {})}, interpreter=False, group=True)
-
-    def health(self):
-        """The status of /health; None when nobody answers."""
-        try:
-            with urllib.request.urlopen(self.url + "/health", timeout=30) as answer:
-                return answer.status
-        except urllib.error.HTTPError as error:
-            return error.code
-        except OSError:
-            return None
-
-    def wait_healthy(self, seconds=START_SECONDS):
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
-            assert self.popen.poll() is None, "the server ended:\n" + self.said()[-6000:]
-            if self.health() == 200:
-                return self
-            time.sleep(0.3)
-        raise AssertionError(f"not healthy after {seconds} s:\n" + self.said()[-6000:])
-
-    def post(self, path, body=None, seconds=120):
-        """The answer. An HTTP error is raised as AssertionError with the server's words."""
-        request = urllib.request.Request(
-            self.url + path, json.dumps(body or {}).encode(), {"Content-Type": "application/json"}, method="POST"
-        )
-        try:
-            with urllib.request.urlopen(request, timeout=seconds) as answer:
-                text = answer.read().decode()
-        except urllib.error.HTTPError as error:
-            raise AssertionError(f"{path} answers {error.code}: {error.read().decode()}") from None
-        return json.loads(text) if text.startswith(("{", "[")) else text
-
-    def get(self, path, seconds=30):
-        with urllib.request.urlopen(self.url + path, timeout=seconds) as answer:
-            return json.load(answer)
+        super().__init__(command, f"http://127.0.0.1:{port}", {**environment(tp), **(env or {})})
 
     def generate(self, prompts=PROMPTS, **sampling):
         """SGLang's answers, one a prompt, whole."""
@@ -78,11 +33,8 @@ class SglangServer(Process):
         """The greedy tokens, one list a prompt."""
         return [answer["output_ids"] for answer in self.generate(prompts, **sampling)]
 
-    def ask_to_end(self):
-        """To the server alone, which ends its own children."""
-        if self.popen.poll() is None:
-            self.popen.send_signal(signal.SIGTERM)
-        super().ask_to_end()
+    def weight_version(self):
+        return self.generate(PROMPTS)[0]["meta_info"]["weight_version"]
 
 
 def as_flags(given):

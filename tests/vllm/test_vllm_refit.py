@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from fnmatch import fnmatch
 
 import pytest
 import torch
@@ -15,8 +16,10 @@ from tests.support.refit_engines import (
     SIZES,
     STEPS,
     check_version,
+    exported,
     fsdp_trainer,
     fsdp_trainers_of_each_kind,
+    generated,
     megatron_of_any_layout,
     model_of,
     place,
@@ -104,6 +107,23 @@ def test_fsdp_trainers_are_followed_version_by_version_in_several_rounds(place, 
     read = [record["wire_bytes"] for record in records(tmp_path) if record["path"] == "staged"]
     assert len(read) == 2 * STEPS
     assert min(read) > 2 * (staging // 2), "three rounds or more"
+
+
+def test_a_partial_refit_leaves_the_other_weights_as_they_serve(place, tmp_path):
+    described = case("llama", 1, layers=2, **SIZES)["hf"] | {"initializer_range": 0.2}
+    model, config = model_of(described, tmp_path)
+    engine = engine_of(place, model, 1)
+    trainer = fsdp_trainer(place, described, tmp_path)
+    weights = exported(trainer, 1)
+    check_version(engine, generated(config, weights), 1, "reshard")
+    for version, path, only in ((2, "reshard", "*.mlp.*"), (3, "staged", "model.layers.1.*")):
+        wanted = {name: tensor for name, tensor in exported(trainer, version).items() if fnmatch(name, only)}
+        assert 0 < len(wanted) < len(weights)
+        weights |= wanted
+        check_version(engine, generated(config, weights), version, path, only=[only])
+    (read,) = [record["wire_bytes"] for record in records(tmp_path) if (record["version"], record["path"]) == (3, "staged")]
+    assert read == sum(tensor.nbytes for tensor in wanted.values())
+    check_version(engine, step(trainer, config, 4), 4, "reshard")
 
 
 def test_a_rank_that_cannot_prepare_a_version_keeps_all_ranks_at_the_old_one(place, tmp_path):
