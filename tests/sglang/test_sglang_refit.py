@@ -1,4 +1,4 @@
-"""Real trainers, a real SGLang: after each version the engine generates what the trainer's weights give by the trainer's own means."""
+"""Real trainers, a real SGLang: after each version the engine generates what transformers and the trainer itself make of its weights."""
 
 from __future__ import annotations
 

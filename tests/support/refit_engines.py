@@ -1,5 +1,5 @@
 """Real trainers and a real engine, of any kind: after each version the engine generates what the trainer's weights give by the trainer's
-own means: of Megatron its own forward pass, of FSDP a checkpoint that PyTorch gathers and transformers loads.
+own means, and transformers: of Megatron its own forward pass too, of FSDP a checkpoint that PyTorch gathers.
 
     from tests.support.refit_engines import place      # a fixture: starts processes around one directory
     check_version(engine, step(trainer, config, 1), 1, "staged")
@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import tempfile
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from mx_common.directory import DirectoryServer
@@ -34,6 +35,7 @@ __all__ = [
     "fsdp_trainers_of_each_kind",
     "generated",
     "megatron_of_any_layout",
+    "megatron_version",
     "model_of",
     "place",
     "records",
@@ -57,20 +59,37 @@ def exported(trainer, version, model=MODEL):
     trainer.tell("step")
     assert trainer.expect("published", 120) == str(version)
     gathered = load_file(trainer.expect("exported", 120))
-    with contextlib.closing(receive_full(model, version=version)) as tensors:
-        received = {name: tensor.clone() for name, tensor in tensors}
+    received = full_tensors(version, model)
     assert received.keys() == gathered.keys()
     assert [name for name in gathered if not torch.equal(received[name], gathered[name])] == []
     return gathered
 
 
+def full_tensors(version, model=MODEL):
+    """The checkpoint that a version is."""
+    with contextlib.closing(receive_full(model, version=version)) as tensors:
+        return {name: tensor.clone() for name, tensor in tensors}
+
+
 def generated(config, checkpoint):
-    """What transformers generates."""
-    reference = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    reference.load_state_dict(checkpoint)
+    """What transformers generates from the files of a checkpoint."""
+    with tempfile.TemporaryDirectory() as folder:
+        save_file(checkpoint, f"{folder}/model.safetensors", metadata={"format": "pt"})
+        config.save_pretrained(folder)
+        reference, found = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
+    assert not found["missing_keys"]
+    assert not found["unexpected_keys"]
     prompts, limits = torch.tensor(PROMPTS), {"max_new_tokens": NEW_TOKENS, "min_new_tokens": NEW_TOKENS}
     made = reference.eval().generate(prompts, attention_mask=torch.ones_like(prompts), do_sample=False, **limits)
     return made[:, -NEW_TOKENS:].tolist()
+
+
+def megatron_version(trainer, config, version):
+    """Waits for a version of a Megatron trainer. What Megatron's own forward pass generates, and transformers from the version."""
+    assert trainer.expect("published", 120) == str(version)
+    expected = json.loads(trainer.expect("generates", 120))
+    assert generated(config, full_tensors(version)) == expected
+    return expected
 
 
 @pytest.fixture
@@ -139,12 +158,11 @@ def fsdp_trainers_of_each_kind(kinds, engine_of, place, folder, paths=("staged",
 def megatron_of_any_layout(family, world, layout, tp, engine_of, place, folder, paths=("reshard",)):
     """Version by version, each weight changed, on the paths in turn."""
     told = {"family": family, "world": world, "layers": 2, **SIZES, **layout}
-    model, _ = model_of(case(**told)["hf"], folder)
+    model, config = model_of(case(**told)["hf"], folder)
     engine = engine_of(place, model, tp)
     spec = {"case": told, "model": MODEL, "versions": STEPS, "folder": str(folder), "prompts": PROMPTS, "tokens": NEW_TOKENS}
     trainer = place("-W", "ignore", "-m", "tests.support.megatron_versions", json.dumps(spec))
     for version in range(1, STEPS + 1):
-        assert trainer.expect("published", 120) == str(version)
-        expected = json.loads(trainer.expect("generates", 120))
+        expected = megatron_version(trainer, config, version)
         check_version(engine, expected, version, paths[version % len(paths)])
         (folder / f"seen{version}").touch()
