@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import Any
 
 from mx_common.errors import RefitFailed
-from mx_common.refit.drive import Asked, ended_after_failure, post
+from mx_common.refit.drive import Asked, ended_after_failure, post, update_seconds
 
 __all__ = ["refit", "refit_server"]
 
@@ -50,7 +50,7 @@ def refit_server(
     try:
         post(url, "/begin_weight_update", {})
         with ended_after_failure(lambda: post(url, "/end_weight_update", {})):
-            post(url, "/update_weights_from_disk", _request(asked, number))
+            post(url, "/update_weights_from_disk", _request(asked, number), seconds=update_seconds())
         post(url, "/end_weight_update", {})
     finally:
         post(url, "/continue_generation", {})

@@ -14,7 +14,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from mx_common.refit.drive import Asked, ended_after_failure, post
+from mx_common.refit.drive import Asked, ended_after_failure, post, update_seconds
 
 __all__ = ["refit", "refit_server"]
 
@@ -22,14 +22,14 @@ _post = partial(post, advice=[(404, "vLLM offers it only with VLLM_SERVER_DEV_MO
 
 
 def refit(llm: Any, model_name: str, version: int | None = None, *, timeout: float | None = None, **settings: Any) -> int:
-    """Bring an offline `vllm.LLM` to `version` (None: the newest); returns it. `timeout`: seconds to wait until it is READY; `settings`:
-    path, server, only, as `mx_common.refit.drive.Asked`; the same ones as in the call before keep what the engine has prepared for them.
-    Raises what vLLM raises for a failed update, whose text is that of RefitFailed."""
+    """Bring an offline `vllm.LLM` to `version` (None: the newest), waiting `timeout` seconds until it is READY; returns it. `settings`: path,
+    server, only of `mx_common.refit.drive.Asked`. Raises what vLLM raises for a failed update, whose text is that of RefitFailed."""
     asked = Asked(model_name, **settings)
     number = asked.ready_version(version, timeout)
-    llm.init_weight_transfer_engine({"init_info": asked.as_json()})
+    init = partial(llm.init_weight_transfer_engine, {"init_info": asked.as_json()})
+    init()
     llm.start_weight_update()
-    with ended_after_failure(llm.finish_weight_update):  # ranks that still have the session open install nothing more
+    with ended_after_failure(init, llm.finish_weight_update):  # forgets what any rank prepared, then closes the session
         llm.update_weights({"update_info": {"version": number}})
         llm.finish_weight_update(weight_version=str(number))
     llm.llm_engine.reset_encoder_cache()
@@ -43,12 +43,13 @@ def refit_server(
     """The same for a vLLM server. Raises RefitFailed and SourceLost."""
     asked = Asked(model_name, **settings)
     number = asked.ready_version(version, timeout)
-    _post(url, "/init_weight_transfer_engine", {"init_info": asked.as_json()})
+    init = partial(_post, url, "/init_weight_transfer_engine", {"init_info": asked.as_json()})
+    init()
     _post(url, "/pause?mode=keep")
     try:
         _post(url, "/start_weight_update")
-        with ended_after_failure(lambda: _post(url, "/finish_weight_update", {})):  # as above
-            _post(url, "/update_weights", {"update_info": {"version": number}})
+        with ended_after_failure(init, partial(_post, url, "/finish_weight_update", {})):  # as above
+            _post(url, "/update_weights", {"update_info": {"version": number}}, seconds=update_seconds())
             _post(url, "/finish_weight_update", {"weight_version": str(number)})
     finally:
         _post(url, "/resume")

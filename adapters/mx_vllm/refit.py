@@ -65,13 +65,12 @@ class MxWeightTransfer(WeightTransferEngine[Asked, Update]):  # type: ignore[typ
         speak_through("vllm")
         ENGINE.check(vllm.__version__)
         super().__init__(config, vllm_config, device, model)
-        rank, world = self.parallel_config.rank, self.parallel_config.world_size
+        last = self.parallel_config.rank == self.parallel_config.world_size - 1
         # the last rank speaks for all: of several errors vLLM 0.32 reads the first, and takes the rest for answers to its next calls
-        begin = "call init_weight_transfer_engine once, before updates"
-        self._session = Session(self._ranks, log, begin=begin, speaks=rank == world - 1)
+        self._session = Session(self._ranks, log, begin="call init_weight_transfer_engine once, before updates", speaks=last)
 
     def init_transfer_engine(self, init_info: Asked) -> None:
-        """Once, and again to change a setting."""
+        """Once, and again to change a setting, or to forget what was prepared."""
         self._session.init(init_info)
 
     def start_weight_update(self) -> None:

@@ -25,7 +25,7 @@ from mx_common.directory.refit_client import RefitClient
 from mx_common.errors import ConfigError, RefitFailed
 from mx_common.refit.engine import PATHS
 
-__all__ = ["Asked", "Update", "ended_after_failure", "post"]
+__all__ = ["Asked", "Update", "ended_after_failure", "post", "update_seconds"]
 
 
 @dataclass(frozen=True)
@@ -82,25 +82,29 @@ class Update:
 
 
 @contextlib.contextmanager
-def ended_after_failure(end: Callable[[], object]) -> Iterator[None]:
-    """When something fails inside, `end` closes what the engine still has open of the update; whether that fails too is no matter."""
+def ended_after_failure(*ends: Callable[[], object]) -> Iterator[None]:
+    """When something fails inside, `ends` close, in their order, what the engine still has open of the update. Whether one fails too is no
+    matter, but those after it are not called then."""
     try:
         yield
     except Exception:
         with contextlib.suppress(Exception):
-            end()
+            for end in ends:
+                end()
         raise
 
 
-def _seconds() -> float:
-    """How long an engine may take to answer one call of an update."""
-    return envs.TRANSFER_TIMEOUT.get() + envs.RPC_TIMEOUT.get()
+def update_seconds() -> float:
+    """How long an engine may take for the call that reads a version: the wait for it, and its sources one after the other if need be."""
+    return envs.REFIT_WAIT_SECONDS.get() + 4 * envs.TRANSFER_TIMEOUT.get()
 
 
-def post(url: str, path: str, body: Mapping[str, Any] | None = None, *, advice: Sequence[tuple[int, str]] = ()) -> Any:
-    """What the engine's endpoint answers, read as JSON where it is. Raises RefitFailed with what it said, ConfigError for a
-    url without a scheme; `advice`: what an HTTP status means there."""
-    seconds, url = _seconds(), url.rstrip("/")
+def post(
+    url: str, path: str, body: Mapping[str, Any] | None = None, *, seconds: float = 0.0, advice: Sequence[tuple[int, str]] = ()
+) -> Any:
+    """What the engine's endpoint answers within `seconds` (`MX_TRANSFER_TIMEOUT` and `MX_RPC_TIMEOUT` unless given), read as JSON where it
+    is. Raises RefitFailed with what it said, ConfigError for a url without a scheme; `advice`: what an HTTP status means there."""
+    seconds, url = seconds or envs.TRANSFER_TIMEOUT.get() + envs.RPC_TIMEOUT.get(), url.rstrip("/")
     if not url.startswith(("http://", "https://")):
         raise ConfigError(f"engine url {url!r}: give it with its scheme, http://host:port")
     started = time.monotonic()

@@ -61,10 +61,10 @@ def _received(job: RefitJob, version: int | None, device: str, timeout: float | 
     reader = Reader(job.worker_id, open_transport)
     with contextlib.ExitStack() as stack:
         client = stack.enter_context(RefitClient(resolve(job.server or None)))
-        stack.callback(reader.close)
         doing = stack.enter_context(Reporter(client.address).doing(job.activity(version), seconds))
         with timed(seconds, "wait"):
             offer = stack.enter_context(offered(client, job, version, limit))
+            stack.callback(reader.close)  # before the lease ends, which keeps what is read where it is
             doing.of_version(offer.number, offer.uid)
         with timed(seconds, "plan"):
             planned = Planner(job, _Nothing(device)).plan(offer.table, lambda: [0] * len(offer.table.agents))
@@ -73,7 +73,7 @@ def _received(job: RefitJob, version: int | None, device: str, timeout: float | 
         wire = Wire(doing.reading)
         for plan, landing in zip(planned.plans, planned.layout.rounds, strict=True):
             reader.run(plan, offer.table, wire, seconds, verify=planned.verified)
-            offer.check()
+            offer.check(planned.verified)
             refuse_impossible(transfer_of(job, offer, planned, wire, seconds), log)
             yield from landing.tensors.items()
         floor.check(transfer_of(job, offer, planned, wire, seconds), log)

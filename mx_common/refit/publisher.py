@@ -8,7 +8,7 @@
 
 The weights stay where they lie (`in_place`), or are copied aside (`snapshot`); receivers read them with one-sided reads, under leases that
 the directory keeps. A version is READY when every expected slot has published. Invariant: memory that a lease holds is overwritten only
-after the wait of `before_update` ran out, which is said; digests then tell the reader.
+after the wait of `before_update` ran out, which is said; digests then tell the reader, or the manifest that is gone.
 """
 
 from __future__ import annotations
@@ -133,6 +133,8 @@ class Publisher:
             if self.mode == "snapshot":
                 self._release()
                 held = self._copied(held)
+            elif self._current:
+                self._overwritten(self._current)  # nobody called `before_update`
         if not _on_host(held):
             import torch
 
@@ -188,6 +190,7 @@ class Publisher:
         except DirectoryUnavailable as error:
             if self._outage == "raise":
                 raise
+            self._overwritten(self._current)
             self._log.warning("nobody can say whether %s is being read while it is overwritten: %s", self.model_name, error)
             return False
 
@@ -230,6 +233,7 @@ class Publisher:
         if done:
             return True
         self._overdue.append((uid, self._holds))
+        self._overwritten(uid)
         if not self._digested:
             # no digest would tell its readers, so their leases have to
             self._client.revoke(uid)
@@ -241,6 +245,11 @@ class Publisher:
             envs.PUBLISH_WAIT_SECONDS.get(),
         )
         return False
+
+    def _overwritten(self, uid: str) -> None:
+        """Readers that compare no digests ask for the manifest once more before they use what they read."""
+        if self._manifests is not None:
+            self._manifests.remove(uid, self.slot)
 
     def _copied(self, held: Sequence[Held]) -> list[Held]:
         """The same boxes in memory of our own, allocated once for a layout."""

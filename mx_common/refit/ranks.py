@@ -28,11 +28,12 @@ __all__ = ["Failure", "Gather", "Ranks", "Session", "gather_over"]
 
 @dataclass(frozen=True)
 class _Said:
-    """Of one rank: why it could not, or ""; whether its weights are mixed; the version it prepared."""
+    """Of one rank: why it could not, or ""; whether its weights are mixed, or would be if it went on serving; what it prepared: the
+    number, and the version's id, since a trainer that was restarted may publish a number again."""
 
     text: str
     broken: bool
-    version: int | None = None
+    version: tuple[int, str] | None = None
 
 
 @dataclass(frozen=True)
@@ -118,13 +119,16 @@ class Ranks:
             ready = self.receiver.prepare(version, timeout)
         except Exception as raised:  # the other ranks wait to hear of it, whatever it is
             error = raised
-        answers = self._of_all(_Said(_text(error), isinstance(error, WeightsBroken), ready.facts.version if ready else None))
+        refuses = isinstance(error, WeightsBroken) or bool(
+            self.receiver.engine.refused
+        )  # also one that prepared in place, with success
+        answers = self._of_all(_Said(_text(error), refuses, (ready.facts.version, ready.facts.uid) if ready else None))
         failure = self._first(answers, error)
         versions = {answer.version for answer in answers}
         if failure is None and len(versions) > 1:
+            found = ", ".join(f"{number} ({uid})" for number, uid in sorted(v for v in versions if v is not None))
             failure = Failure(
-                f"the ranks found different versions ({versions}) while one was published; ask again, or for one by number",
-                False,
+                f"the ranks found different versions while one was published, {found}; ask again", _any_broken(answers)
             )
         if failure is None:
             self._ready = ready
@@ -155,7 +159,10 @@ class Ranks:
             return None
         rank, first = failed[0]
         text = f"rank {rank}: {first.text}" if self._world > 1 else first.text
-        return Failure(text, any(answer.broken for _, answer in failed), error)
+        if not first.broken and _any_broken(answers):
+            mixed = ", ".join(str(rank) for rank, answer in enumerate(answers) if answer.broken)
+            text += f"; but rank {mixed} was written in place, so the engine serves nothing until a whole version is installed"
+        return Failure(text, _any_broken(answers), error)
 
 
 class Session:
@@ -167,7 +174,9 @@ class Session:
         self._ranks: Ranks | None = None
 
     def init(self, asked: Asked) -> None:
-        """Once, and again to change a setting; with the same settings it keeps what it has."""
+        """Once, and again to change a setting; with the same settings it keeps what it has, but for a version that is prepared and not
+        installed."""
+        self.start()
         if self._ranks is None or self._ranks.asked != asked:
             self.close()
             self._ranks = self._make(asked)
@@ -200,6 +209,10 @@ class Session:
     def _say(self, failure: Failure | None) -> None:
         if failure is not None and self._speaks:
             raise failure.error()
+
+
+def _any_broken(answers: list[_Said]) -> bool:
+    return any(answer.broken for answer in answers)
 
 
 def _text(error: Exception | None) -> str:

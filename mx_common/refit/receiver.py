@@ -121,6 +121,7 @@ class Receiver:
                     self._reporter = self._reporter or Reporter(self._client.address)
                     doing = stack.enter_context(self._reporter.doing(self.job.activity(version), seconds))
                     offer = stack.enter_context(offered(self._client, self.job, version, limit))
+                    stack.push(self._stopped)  # before the lease ends, which keeps what is read where it is
                     doing.of_version(offer.number, offer.uid)
                 with timed(seconds, "plan"):
                     planned = self._planner.plan(offer.table, partial(_preference, offer, self.job))
@@ -146,7 +147,7 @@ class Receiver:
                         landing.landed()
                 with timed(seconds, "check"):
                     strange += nonfinite(planned.layout.filled)
-                offer.check()
+                offer.check(planned.verified)
                 verdict = floor.check(transfer_of(self.job, offer, planned, wire, seconds), self._log)
         except MxError as error:
             raise self._failed(wanted, error, writing) from error
@@ -181,6 +182,7 @@ class Receiver:
         """Give the transports and the memory back."""
         self._prepared = None
         self._reader.close()
+        self._planner.forget()
         client, self._client = self._client, None
         if client is not None:
             client.close()
@@ -200,8 +202,7 @@ class Receiver:
         return True
 
     def _failed(self, wanted: str, error: BaseException, writing: bool) -> RefitFailed:
-        if not self._reader.reset():
-            self._planner.forget()
+        self._stopped(error)
         reason = f"{wanted} of {self.job.model_name} was not installed: {type(error).__name__}: {error}"
         if writing:
             self._mixed(reason)
@@ -210,12 +211,17 @@ class Receiver:
             return RefitFailed(f"{reason}; {self._serves()}")
         return WeightsBroken(f"{reason}; its weights are mixed, so it serves nothing until a whole version is installed")
 
+    def _stopped(self, error: object, *_: object) -> None:
+        """After an error nothing is read any more, and memory that may still be written into is not used again."""
+        if error is not None and not self._reader.reset():
+            self._planner.forget()
+
     def _mixed(self, reason: str) -> None:
         self.broken = reason
         self.engine.refuse(reason)
 
     def _serves(self) -> str:
-        if self.broken:
+        if self.broken or self.engine.refused:
             return "its weights are mixed since an earlier failure, so it serves nothing until a whole version is installed"
         return "the weights it was started with still serve" if self.serving is None else f"version {self.serving} still serves"
 

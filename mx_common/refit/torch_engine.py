@@ -36,6 +36,7 @@ class TorchRefit:
         self.engine, self.model, self.device, self.log = engine, model, device, log
         self._pauses = 0
         self._apart: list[nn.Module] | None = None
+        self._unlike: set[str] = set()
 
     def loading(self) -> AbstractContextManager[object]:
         """The context in which the engine's loaders run."""
@@ -75,6 +76,7 @@ class TorchRefit:
         with self.loading(), self.as_loaded() as expected:
             found = capture(lambda weights: self.model.load_weights(weights), expected, tensors)
             sizes = {name: tensor.nbytes for name, tensor in expected.items()}
+        self._unlike |= found.reasons.keys()
         shared = live.by_address(serving)
         whole: dict[str, str] = {}
         for piece in found.pieces:
@@ -96,8 +98,9 @@ class TorchRefit:
                 for layer in self.repacked().values():
                     self._apart.append(layer)
                     self.take_apart(layer)
-            # loaders keep what they are given until a layer is complete, and the caller's memory holds other tensors by then
-            self.model.load_weights(((name, t.clone()) for name, t in tensors) if self._apart else tensors)
+            # some loaders keep what they are given, until a layer is complete or for good, and the caller's memory has other uses
+            given = ((name, t.clone() if self._apart or name in self._unlike else t) for name, t in tensors)
+            self.model.load_weights(given)
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:

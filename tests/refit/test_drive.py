@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.server
 import json
 import threading
+from functools import partial
 
 import pytest
 
@@ -70,6 +71,20 @@ def test_what_is_open_is_ended_after_a_failure_only_and_its_own_failure_is_no_ma
     with pytest.raises(RefitFailed, match="the first"), ended_after_failure(end):
         raise RefitFailed("the first")
     assert ended == [1]
+
+
+def test_what_is_ended_in_several_steps_goes_no_further_than_one_that_fails():
+    ended = []
+
+    def end(step):
+        ended.append(step)
+        if step == "close":
+            raise RefitFailed("no answer")
+
+    steps = [partial(end, step) for step in ("forget", "close", "resume")]
+    with pytest.raises(RefitFailed, match="the first"), ended_after_failure(*steps):
+        raise RefitFailed("the first")
+    assert ended == ["forget", "close"]
 
 
 @pytest.fixture

@@ -258,6 +258,23 @@ def test_what_is_loaded_in_several_calls_is_kept_until_the_pause_ends_and_repack
     assert engine.back == 0
 
 
+def test_what_a_loader_keeps_is_its_own_and_not_the_memory_that_it_came_in():
+    class Keeping(Small):
+        def load_weights(self, weights):
+            for name, loaded in weights:
+                if name == "embed.weight":
+                    self.table = loaded
+                else:
+                    self.get_parameter(name).data.copy_(loaded)
+
+    engine = TorchRefit("Toy", Keeping(), CPU, log)
+    assert engine.capture(FACTS).reasons == {"embed.weight": "the loader keeps the tensor itself"}
+    area = torch.ones(FACTS["embed.weight"][0])
+    engine.load([("embed.weight", area)])
+    area.fill_(float("nan"))  # the next version, which is not installed yet
+    assert torch.equal(engine.model.table, torch.ones_like(area))
+
+
 def test_a_load_that_fails_puts_the_layers_back_and_the_next_one_begins_anew():
     engine = Repacking(Small())
     was = engine.model.up.weight.data.clone()

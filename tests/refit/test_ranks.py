@@ -138,6 +138,47 @@ def test_ranks_that_found_different_newest_versions_install_none(trainer, engine
     assert [engine.serving for engine in ranks] == [None, None]
 
 
+def test_ranks_that_found_one_number_of_two_runs_install_neither(trainer, engines):
+    first = trainer(2, run="run-1")
+    first.publish(1)
+    ranks, call, together = engines(2)
+
+    def prepare(rank, n):
+        if n == 1:  # the trainer is started again when the first rank has found its version
+            assert together.first_spoke.wait(60)
+            first.close()
+            trainer(2, run="run-2").publish(1, seed=5)
+        return rank.prepare(1, 5)
+
+    failures = call(prepare)
+    assert failures[0] == failures[1]
+    assert "the ranks found different versions" in failures[0].text
+    assert [engine.serving for engine in ranks] == [None, None]
+
+
+def test_ranks_of_which_one_was_written_in_place_say_that_the_engine_serves_nothing(trainer, engines):
+    source = trainer(2)
+    source.publish(1)
+    ranks, call, _ = engines(2, shadow="never")
+    call(lambda rank, _: rank.prepare(1, 5) or rank.install())
+    source.before_update()
+    source.publish(2)
+    for _ in range(2):  # and still when it fails again
+        failures = call(lambda rank, n: rank.prepare(2 if n == 0 else 9, 0.3))
+        assert failures[0] == failures[1]
+        assert isinstance(failures[0].error(), WeightsBroken)
+        assert failures[0].text.startswith("rank 1: version 9 of toy/refit was not installed")
+        assert failures[0].text.endswith(
+            "rank 0 was written in place, so the engine serves nothing until a whole version is installed"
+        )
+    assert [bool(engine.refused) for engine in ranks] == [True, False]
+    failures = call(lambda rank, n: rank.prepare(9, 0.3))
+    assert "its weights are mixed since an earlier failure" in failures[0].text
+    assert failures[0].broken
+    assert call(lambda rank, _: rank.prepare(2, 5) or rank.install()) == [None, None]
+    assert all(serves(engine, 2) for engine in ranks)
+
+
 def test_a_rank_whose_loader_fails_half_way_breaks_the_update_of_all(trainer, engines):
     trainer(2).publish(1)
     ranks, call, _ = engines(2, "staged")
@@ -195,11 +236,12 @@ def test_a_session_installs_what_was_prepared_and_nothing_otherwise(session, tra
     one.init(Asked(MODEL))
     one.install()
     assert "no version prepared" in caplog.text
-    one.prepare(Update(4, 5))
-    one.start()
-    caplog.clear()
-    one.install()
-    assert "no version prepared" in caplog.text
+    for forget in (one.start, lambda: one.init(Asked(MODEL))):
+        one.prepare(Update(4, 5))
+        forget()
+        caplog.clear()
+        one.install()
+        assert "no version prepared" in caplog.text
     one.prepare(Update(timeout=5))
     one.install()
     with pytest.raises(RefitFailed, match="no version 9"):

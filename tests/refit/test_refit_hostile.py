@@ -306,6 +306,16 @@ def test_a_parameter_with_gaps_in_memory_is_filled(trainer, receive):
     assert holds(engine, 1)
 
 
+def test_a_receiver_that_is_closed_keeps_no_memory(trainer, receive):
+    trainer(1).publish(1)
+    _, receiver = receive()
+    receiver.update()
+    memory = weakref.ref(receiver._reader._memory)
+    receiver.close()
+    gc.collect()
+    assert memory() is None
+
+
 def test_the_old_layouts_memory_is_gone_before_the_new_ones_is_taken(trainer, receive, monkeypatch):
     first = trainer(1)
     first.publish(1)

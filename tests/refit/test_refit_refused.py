@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 
@@ -185,3 +187,39 @@ def test_a_rate_above_the_ceiling_installs_nothing(trainer, receive, path, monke
         receiver.update()
     assert engine.serving is None
     assert not any(tensor.any() for tensor in engine.parameters().values())
+
+
+@PATHS
+@pytest.mark.parametrize("goes_on", ["after it waited in vain", "without a word"])
+def test_a_reader_that_compares_no_digests_installs_nothing_that_may_have_been_overwritten(trainer, receive, path, goes_on):
+    source, reading = trainer(2), threading.Lock()
+    source.publish(1)
+
+    def overwrite(done):
+        if receiver.serving == 1 and reading.acquire(blocking=False):
+            if goes_on == "after it waited in vain":
+                source.before_update()
+            source.publish(3)
+
+    engine, receiver = receive(path, fault=overwrite, verify=False)
+    assert not receiver.update().verified
+    source.before_update()
+    source.publish(2)
+    with pytest.raises(RefitFailed, match=r"SourceLost: without digests nobody knows(?s:.)*version 1 still serves"):
+        receiver.update(2)
+    assert holds(engine, 1)
+    receiver.update()
+    assert holds(engine, 3)
+
+
+def test_a_reader_of_a_trainer_that_makes_no_digests_installs_nothing_that_may_have_been_overwritten(
+    trainer, receive, monkeypatch
+):
+    monkeypatch.setenv("MX_VERIFY_DIGEST", "0")
+    source = trainer(1)
+    source.publish(1)
+    monkeypatch.delenv("MX_VERIFY_DIGEST")
+    engine, receiver = receive(fault=lambda done: source.publish(2))
+    with pytest.raises(RefitFailed, match="SourceLost: without digests nobody knows"):
+        receiver.update(1)
+    assert engine.serving is None

@@ -38,8 +38,9 @@ def a_server_follows(server, trainer, config, refit_server, between=lambda: None
     trainer.tell("step")
     trainer.expect("published", 120)
     trainer.signal(signal.SIGKILL)  # the version stays READY in the directory, and nobody has it
-    with pytest.raises(RefitFailed, match="version 3 still serves"):
-        refit_server(server.url, MODEL, 4)
+    for _ in range(2):  # the first one leaves nothing open
+        with pytest.raises(RefitFailed, match="version 3 still serves"):
+            refit_server(server.url, MODEL, 4)
     assert server.tokens(PROMPTS) == expected
     assert server.weight_version() == "3"
 
