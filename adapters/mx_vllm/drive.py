@@ -22,8 +22,8 @@ _post = partial(post, advice=[(404, "vLLM offers it only with VLLM_SERVER_DEV_MO
 
 
 def refit(llm: Any, model_name: str, version: int | None = None, *, timeout: float | None = None, **settings: Any) -> int:
-    """Bring an offline `vllm.LLM` to `version` (None: the newest), READY within `timeout` seconds; returns it. `settings`: path, server, only
-    of `mx_common.refit.drive.Asked`. Raises what vLLM raises for a failed update, whose text is that of RefitFailed."""
+    """Bring an offline `vllm.LLM` to `version` (None: the newest), READY within `timeout` seconds; returns it. `settings`: path, server,
+    only of `mx_common.refit.drive.Asked`. Raises what vLLM raises for a failed update, whose text is that of RefitFailed."""
     asked = Asked(model_name, **settings)
     number = asked.ready_version(version, timeout)
     init = partial(llm.init_weight_transfer_engine, {"init_info": asked.as_json()})
