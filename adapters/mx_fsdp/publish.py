@@ -9,7 +9,8 @@
     mx.close()
 
 Invariant: all ranks of the process group make the same calls. The first publish is a collective, later ones are not: receivers wait for
-every rank that holds something, the trainer waits for none.
+every rank that holds something, the trainer waits for none. A rank whose own publisher could not be made then tries again at the next
+publish, without the others.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class MxPublish:
         self._log = log or logging.getLogger(__name__)
         self._publisher: Publisher | None = None
         self._slots: tuple[str, ...] = ()
-        self._opened = False
+        self._run = ""
 
     def before_step(self) -> bool:
         """Wait, `MX_PUBLISH_WAIT_SECONDS` at most, for readers of what the optimizer is about to overwrite. Whether all were done."""
@@ -81,10 +82,12 @@ class MxPublish:
             return None
         rank, _ = self._rank_and_world()
         held, problem = self._held(rank)
-        if not self._opened:
-            self._open(bool(held), problem)
+        if not self._slots:
+            self._agree(bool(held), problem)
         if problem is not None:
             raise problem
+        if self._publisher is None and f"rank{rank}" in self._slots:
+            self._publisher = self._made(rank)
         if self._publisher is None:
             if held:
                 raise ConfigError(
@@ -96,7 +99,7 @@ class MxPublish:
 
     def close(self) -> None:
         """Withdraw the last version once its readers are done (bounded). The object may publish again, which opens it anew."""
-        publisher, self._publisher, self._opened = self._publisher, None, False
+        publisher, self._publisher, self._slots = self._publisher, None, ()
         if publisher is not None:
             publisher.close()
 
@@ -112,13 +115,11 @@ class MxPublish:
         except ConfigError as error:
             return [], error
 
-    def _open(self, holds: bool, problem: ConfigError | None) -> None:
-        """Agree, once, on who publishes and on a name for this start of the trainer. A rank may know of others' parts only what its own
+    def _agree(self, holds: bool, problem: ConfigError | None) -> None:
+        """Settle, once, on who publishes and on a name for this start of the trainer. A rank may know of others' parts only what its own
         meshes tell, and nothing but a message can carry the name, so this is one small all-gather. A rank with a problem takes part: the
         others would wait for it."""
-        from mx_common.refit.publisher import Publisher
-
-        rank, world = self._rank_and_world()
+        _, world = self._rank_and_world()
         answers: list[Any] = [(holds, uuid.uuid4().hex, "" if problem is None else str(problem))] * world
         if world > 1:
             from torch import distributed
@@ -132,19 +133,22 @@ class MxPublish:
         slots = tuple(f"rank{r}" for r in range(world) if answers[r][0])
         if not slots:
             raise ConfigError(f"no rank holds anything of {self.model_name}; does rename leave every tensor out?")
-        if holds:
-            self._publisher = Publisher(
-                self.model_name,
-                f"rank{rank}",
-                slots,
-                run=answers[0][1],
-                server=self.server,
-                mode=self.mode,
-                framework="fsdp",
-                outage="warn",
-                log=self._log,
-            )
-        self._slots, self._opened = slots, True
+        self._slots, self._run = slots, answers[0][1]
+
+    def _made(self, rank: int) -> Publisher:
+        from mx_common.refit.publisher import Publisher
+
+        return Publisher(
+            self.model_name,
+            f"rank{rank}",
+            self._slots,
+            run=self._run,
+            server=self.server,
+            mode=self.mode,
+            framework="fsdp",
+            outage="warn",
+            log=self._log,
+        )
 
     def _rank_and_world(self) -> tuple[int, int]:
         from torch import distributed

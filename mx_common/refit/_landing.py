@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from mx_common._free_memory import free_memory
 from mx_common.errors import ConfigError, CoverageError
 from mx_common.load.tensors import some_names
 from mx_common.refit._memory import ALIGNMENT, Memory, carved, end_after, end_of
@@ -265,6 +266,4 @@ def _room_for_shadow(job: RefitJob, nbytes: int, device: torch.device) -> bool:
 
     if device.type == "cuda":
         return nbytes < int(torch.cuda.mem_get_info(device)[0]) // 2
-    with open("/proc/meminfo", encoding="ascii") as info:
-        free = next(int(line.split()[1]) * 1024 for line in info if line.startswith("MemAvailable:"))
-    return nbytes < free // 2
+    return nbytes < free_memory() // 2

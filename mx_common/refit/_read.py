@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from mx_common import envs
 from mx_common._timed import Stages, timed
-from mx_common.errors import DigestMismatch
+from mx_common.errors import DigestMismatch, TransferTimeout
 from mx_common.load.tensors import some_names
 from mx_common.refit._lanes import Lanes
 from mx_common.refit._memory import Memory
@@ -65,6 +65,10 @@ class Wire:
     def transport(self) -> str:
         """As really used: `ucx:tcp`, or several joined by `+`."""
         return "+".join(dict.fromkeys(self._transports))
+
+    def spent(self, slot: str) -> float:
+        """Seconds on the wire of what was added of this agent."""
+        return self.by_agent[slot][1] if slot in self.by_agent else 0.0
 
     def add(self, slot: str, result: WireResult) -> None:
         """Count one agent's part."""
@@ -171,8 +175,28 @@ class Reader:
                 wire.add(table.agents[agent].slot, part)
 
     def _read_agent(self, agent: Agent, reads: Iterable[Reads], wire: Wire) -> list[WireResult]:
-        timeout, stall = envs.TRANSFER_TIMEOUT.get(), envs.STALL_TIMEOUT.get()
-        return [self._lanes.read(agent, part, timeout=timeout, stall_timeout=stall, progress=wire.reading()) for part in reads]
+        """One agent's reads, one after the other: MX_TRANSFER_TIMEOUT at most, with what was read from it for this version before."""
+        limit, stall = envs.TRANSFER_TIMEOUT.get(), envs.STALL_TIMEOUT.get()
+        # on the wire: neither waiting for a transport that reads another source, nor whoever takes tensors between rounds
+        spent = wire.spent(agent.slot)
+        results = []
+        for part in reads:
+            if spent >= limit:
+                raise TransferTimeout(
+                    f"source {agent.slot} ({agent.name}) took {spent:.1f} s for a part of a version, and {limit:g} s is all it may take "
+                    "for the whole; raise MX_TRANSFER_TIMEOUT if the link is that slow, or look for what slows it"
+                )
+            try:
+                result = self._lanes.read(agent, part, timeout=limit - spent, stall_timeout=stall, progress=wire.reading())
+            except TransferTimeout as error:
+                if not spent:
+                    raise
+                raise TransferTimeout(
+                    f"{error} (earlier reads from {agent.slot} took {spent:.1f} s of the {limit:g} s of MX_TRANSFER_TIMEOUT)"
+                ) from error
+            spent += result.wire_seconds
+            results.append(result)
+        return results
 
     def _verify(self, table: ShardTable, rows: _Blocks, memory: Memory, addr: list[int], nbytes: npt.NDArray[np.int64]) -> None:
         expected: list[npt.NDArray[np.uint64]] = []

@@ -32,7 +32,7 @@ from mx_common.directory.embedded import resolve
 from mx_common.directory.refit_client import RefitClient
 from mx_common.directory.refit_worker import ManifestServer
 from mx_common.directory.worker_service import advertised_host
-from mx_common.errors import ConfigError, DirectoryUnavailable, MxError
+from mx_common.errors import ConfigError, DirectoryUnavailable, MxError, SourceLost
 from mx_common.refit.held import Held
 from mx_common.refit.table import Agent, ShardTable, manifest_digest
 from mx_common.transport import Regions, Transport, open_transport
@@ -148,24 +148,9 @@ class Publisher:
             table = ShardTable.from_held(held, agent, digests=digested)
             manifest = table.encode()
         with timed(seconds, "directory"):
-            key = f"{self.model_name}/{self.run}/{version}"
-            uid = self._client.create_version(self.model_name, version, self.slots, idempotency_key=key, run=self.run)
-            # from here on it may be read, whatever becomes of the answers
-            self._current, self._digested = uid, digested
-            server = self._manifest_server()
-            server.add(uid, self.slot, manifest)
-            self._served = [*(old for old in self._served if old != uid), uid]
-            self._client.add_shard(
-                uid,
-                self.slot,
-                self.worker_id,
-                tensor_count=len(held),
-                total_bytes=int(table.total_bytes),
-                manifest_digest=manifest_digest(manifest),
-                manifest_endpoint=server.endpoint,
-            )
+            uid = self._announced(version, table, manifest, tensors=len(held), digested=digested)
         for old in self._served[:-2]:
-            server.remove(old, self.slot)
+            self._manifest_server().remove(old, self.slot)
         self._served = self._served[-2:]
         published = Published(version, uid, int(table.total_bytes), seconds)
         self._log.info(
@@ -178,6 +163,40 @@ class Publisher:
             ", ".join(f"{stage} {taken:.3f} s" for stage, taken in seconds.items()),
         )
         return published
+
+    def _announced(self, version: int, table: ShardTable, manifest: bytes, *, tensors: int, digested: bool) -> str:
+        """Tell the directory; the version's uid. A directory that restarts between the two calls has forgotten the version: it is made once
+        more. Raises DirectoryUnavailable when that is forgotten too."""
+        key = f"{self.model_name}/{self.run}/{version}"
+        forgot: SourceLost | None = None
+        for _ in range(2):
+            uid = self._client.create_version(self.model_name, version, self.slots, idempotency_key=key, run=self.run)
+            server = self._manifest_server()
+            if forgot is not None:
+                server.remove(self._current, self.slot)
+                self._served.remove(self._current)
+            # from here on it may be read, whatever becomes of the answers
+            self._current, self._digested = uid, digested
+            server.add(uid, self.slot, manifest)
+            self._served = [*(old for old in self._served if old != uid), uid]
+            try:
+                self._client.add_shard(
+                    uid,
+                    self.slot,
+                    self.worker_id,
+                    tensor_count=tensors,
+                    total_bytes=int(table.total_bytes),
+                    manifest_digest=manifest_digest(manifest),
+                    manifest_endpoint=server.endpoint,
+                )
+            except SourceLost as error:
+                forgot = error
+            else:
+                return uid
+        raise DirectoryUnavailable(
+            f"the directory {self._client.address} forgot version {version} of {self.model_name} twice before slot {self.slot} was added "
+            f"({forgot}); look at why it restarts"
+        ) from forgot
 
     def before_update(self) -> bool:
         """To be called before the optimizer overwrites what is published: no reader may start any more, and those that read are waited

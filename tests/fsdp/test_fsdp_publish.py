@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from torch import distributed, nn
 
-from mx_common.errors import ConfigError
+from mx_common.errors import ConfigError, TransportUnavailable
 from mx_fsdp import MxPublish
 
 
@@ -53,3 +54,44 @@ def test_a_rank_that_cannot_publish_leaves_no_other_waiting_for_it(fsdp_runs, wo
 def test_settings_that_cannot_work_are_refused_when_they_are_given(name, options, says):
     with pytest.raises(ConfigError, match=says):
         MxPublish(None, name, **options)
+
+
+def test_a_rank_whose_publisher_could_not_be_made_makes_it_again_without_asking_the_others(monkeypatch):
+    """They agreed with it and go on: a second all-gather would wait for them for ever."""
+    made, gathered = [], []
+
+    class Second:
+        """Of which the first cannot be made."""
+
+        def __init__(self, model_name, slot, slots, *, run, **_):
+            made.append((slot, slots, run))
+            if len(made) == 1:
+                raise TransportUnavailable("this rank has no link")
+
+        def publish(self, version, held):
+            return version
+
+        def close(self):
+            pass
+
+    def all_gather_object(answers, mine, group=None):
+        gathered.append(mine)
+        answers[:] = [mine, (True, "another", "")]
+
+    monkeypatch.setattr("mx_common.refit.publisher.Publisher", Second)
+    for name, stand_in in {
+        "is_initialized": lambda: True,
+        "get_rank": lambda group=None: 0,
+        "get_world_size": lambda group=None: 2,
+        "all_gather_object": all_gather_object,
+    }.items():
+        monkeypatch.setattr(distributed, name, stand_in)
+    mx = MxPublish(nn.Linear(4, 4), "tiny/linear")
+    with pytest.raises(TransportUnavailable):
+        mx.publish(1)
+    assert mx.publish(2) == 2
+    assert len(gathered) == 1
+    assert made == [("rank0", ("rank0", "rank1"), gathered[0][1])] * 2
+    mx.close()
+    assert mx.publish(3) == 3
+    assert len(gathered) == 2, "a start of its own, on every rank"

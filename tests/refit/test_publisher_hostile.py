@@ -12,6 +12,7 @@ import weakref
 
 import pytest
 
+from mx_common.directory import DirectoryServer
 from mx_common.directory.refit_client import RefitClient
 from mx_common.errors import ConfigError, DirectoryUnavailable, MxError, RefitFailed, SourceLost
 from mx_common.refit.publisher import Publisher
@@ -121,6 +122,51 @@ def test_without_digests_the_readers_of_what_is_overwritten_lose_their_lease(tra
         receiver.update()
     assert waited == [False]
     assert engine.serving is None
+
+
+class Restarting:
+    """A directory that starts again, having forgotten everything, after each of the first `times` answers to create_version."""
+
+    def __init__(self, publisher, server, times):
+        self.made, self.server = [], server
+        self._create, self._times = publisher._client.create_version, times
+
+    def __call__(self, *args, **kwargs):
+        self.made.append(self._create(*args, **kwargs))
+        if len(self.made) <= self._times:
+            address = self.server.address
+            self.server.stop()
+            self.server = DirectoryServer(address)
+            self.server.start()
+        return self.made[-1]
+
+
+@pytest.mark.parametrize(("times", "outage"), [(1, "raise"), (1, "warn"), (2, "warn"), (2, "raise")])
+def test_a_directory_that_restarts_while_a_version_is_published_is_told_again_and_then_is_an_outage(
+    times, outage, directory, monkeypatch, caplog
+):
+    publisher = Publisher(MODEL, "rank0", ["rank0"], run="r", outage=outage, opener=lambda name: LocalTransport(name))
+    held = whole(checkpoint(1))
+    create = Restarting(publisher, directory, times)
+    monkeypatch.setattr(publisher._client, "create_version", create)
+    try:
+        if times == 1:
+            uid = publisher.publish(1, held).uid
+            assert publisher._client.latest(MODEL).uid == uid
+        elif outage == "warn":
+            assert publisher.publish(1, held).uid == ""
+            assert "was not published, training goes on" in caplog.text
+        else:
+            with pytest.raises(DirectoryUnavailable, match="forgot version 1 of toy/refit twice"):
+                publisher.publish(1, held)
+        assert len(create.made) == 2
+        assert publisher._current == create.made[1]
+        assert list(publisher._manifests._manifests) == [(create.made[1], "rank0")]
+        assert publisher.before_update()
+        assert publisher.publish(2, held).uid == create.made[2]
+    finally:
+        publisher.close()
+        create.server.stop()
 
 
 ENDS = """

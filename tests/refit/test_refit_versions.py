@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import time
+from dataclasses import replace
 
 import pytest
 import torch
 
 from mx_common.directory import DirectoryServer
-from mx_common.errors import RefitFailed, WeightsBroken
+from mx_common.errors import RefitFailed, TransferTimeout, WeightsBroken
 from mx_common.refit import Held, Publisher, receive_full
 from mx_common.transport.local import LocalTransport
 from tests.support.refit_toy import ToyEngine, checkpoint, holds, matching
 
 MODEL = "toy/refit"
+
+
+def five_rounds(rank, held):
+    """Tensors of which half of the least MX_STAGING_BYTES holds one."""
+    return [Held(f"large.{n}", (300, 300), (0, 0), torch.full((300, 300), float(n))) for n in range(5)]
 
 
 def test_a_snapshot_is_not_touched_by_the_optimizer(trainer, receive):
@@ -58,6 +65,36 @@ def test_full_tensors_can_be_received_without_an_engine(trainer, records, monkey
     assert all(torch.equal(tensor, checkpoint(3)[name]) for name, tensor in received.items())
     (record,) = records()
     assert (record["path"], record["version"]) == ("staged", 3)
+
+
+def test_a_source_may_take_its_seconds_once_for_a_version_and_not_once_for_every_round(trainer, monkeypatch):
+    trainer(1).publish(1, change=five_rounds)
+    monkeypatch.setenv("MX_TRANSFER_TIMEOUT", "30")
+    monkeypatch.setenv("MX_STAGING_BYTES", str(1 << 20))
+    limits = []
+
+    class Slow(LocalTransport):
+        """A link on which every read takes 8 seconds."""
+
+        def read(self, *args, timeout, **kwargs):
+            limits.append(timeout)
+            return replace(super().read(*args, timeout=timeout, **kwargs), wire_seconds=8.0)
+
+    monkeypatch.setattr("mx_common.refit.full.open_transport", Slow)
+    with pytest.raises(TransferTimeout, match=r"rank0 .*32\.0 s .*30 s .*MX_TRANSFER_TIMEOUT"):
+        list(receive_full(MODEL))
+    assert limits == [30, 22, 14, 6]
+
+
+def test_what_the_consumer_of_full_tensors_takes_is_not_the_sources_time(trainer, monkeypatch):
+    trainer(1).publish(1, change=five_rounds)
+    monkeypatch.setenv("MX_TRANSFER_TIMEOUT", "1")
+    monkeypatch.setenv("MX_STAGING_BYTES", str(1 << 20))
+    monkeypatch.setattr("mx_common.refit.full.open_transport", lambda name: LocalTransport(name))
+    with contextlib.closing(receive_full(MODEL)) as tensors:
+        next(tensors)
+        time.sleep(1.2)
+        assert len(list(tensors)) == 4
 
 
 def test_an_iterator_of_full_tensors_that_is_closed_early_holds_the_version_no_longer(trainer, monkeypatch):
