@@ -19,7 +19,10 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import signal
 import sys
+import threading
+from collections.abc import Iterator
 from importlib import metadata
 
 import typer
@@ -31,6 +34,7 @@ from mx_common.errors import MxError
 __all__ = ["app", "main"]
 
 WRONG, USAGE, INTERRUPTED = 1, 64, 130
+AGAIN_SECONDS = 5.0
 
 app = typer.Typer(
     name="mx",
@@ -74,6 +78,26 @@ def _mx(
     """
 
 
+@contextlib.contextmanager
+def _interrupts_that_last() -> Iterator[None]:
+    """Ctrl-C ends a command. Python drops an interrupt that comes while a library's finaliser runs, so it is raised again until it does."""
+
+    def interrupted(*_: object) -> None:
+        again = threading.Timer(AGAIN_SECONDS, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT))
+        again.daemon = True
+        again.start()
+        raise KeyboardInterrupt
+
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    signal.signal(signal.SIGINT, interrupted)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def main() -> None:
     """Entry point of the console script."""
     for stream in (sys.stdout, sys.stderr):
@@ -83,7 +107,8 @@ def main() -> None:
     # typer carries a click of its own in some versions and imports the package in others: its own exception leads to the right one
     usage_error: type[typer.BadParameter] = typer.BadParameter.__mro__[1]
     try:
-        code = app(standalone_mode=False)
+        with _interrupts_that_last():
+            code = app(standalone_mode=False)
     except usage_error as error:
         error.show()
         sys.exit(USAGE)
